@@ -1,0 +1,1 @@
+"""Getting jobs onto a cluster."""

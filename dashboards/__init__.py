@@ -1,0 +1,1 @@
+"""Dashboards, alerts and the run viewer."""

@@ -1,0 +1,11 @@
+"""Conversion fine-tuning: the teacher's weights become a block-diffusion student that keeps its AR mode."""
+
+from __future__ import annotations
+
+from dgr2.jobs.run import StageContext
+from dgr2.jobs.training_stage import run_training
+
+
+def cft(context: StageContext) -> dict[str, float]:
+    """Convert the teacher's checkpoint; decoding parameters travel in the student's folder."""
+    return run_training(context, "cft", context.run.checkpoint("teacher"))

@@ -1,0 +1,190 @@
+"""The command line: ``dgr2``.
+
+Exit codes: 0 done, 1 failed, 2 something to change in the command, its configuration or its data (one line
+on standard error, nothing written), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from dgr2 import __version__
+from dgr2.config import documented_yaml, load_config
+from dgr2.errors import ConfigError, DGR2Error
+from rich.console import Console
+
+app = typer.Typer(
+    help="Diffusion-GR2: an autoregressive reasoning re-ranker, converted into a block-diffusion re-ranker.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as data.users=2000.")
+]
+PresetName = Annotated[str, typer.Argument(metavar="PRESET", help="demo or beauty-small.")]
+NewRun = Annotated[Path | None, typer.Option("--run", help="Run folder [default: runs/PRESET-seedSEED].")]
+Run = Annotated[Path, typer.Option("--run", help="Run folder.")]
+File = Annotated[
+    Path | None, typer.Option("--config", help="YAML file merged between preset (or run) and KEY=VALUE.")
+]
+Preset = Annotated[
+    str | None, typer.Option("--preset", help="Preset of a run folder that is not there yet [default: demo].")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def demo(overrides: Overrides = None, run: NewRun = None, config: File = None) -> None:
+    """All stages on the embedded shop: no download, no data files, no GPU."""
+    _whole_run("demo", overrides, run, config)
+
+
+@app.command("run")
+def run_preset(
+    preset: PresetName, overrides: Overrides = None, run: NewRun = None, config: File = None
+) -> None:
+    """All stages of a preset; finished ones are skipped, an interrupted one continues."""
+    _whole_run(preset, overrides, run, config)
+
+
+@app.command()
+def prepare(run: Run, overrides: Overrides = None, preset: Preset = None, config: File = None) -> None:
+    """Interactions to candidate lists, semantic ids, tokenizer, prompts and traces."""
+    _one_stage("prepare", run, overrides, preset, config)
+
+
+@app.command()
+def teacher(run: Run, overrides: Overrides = None, preset: Preset = None, config: File = None) -> None:
+    """Mid-training and supervised fine-tuning of the autoregressive teacher."""
+    _one_stage("teacher", run, overrides, preset, config)
+
+
+@app.command()
+def cft(run: Run, overrides: Overrides = None, preset: Preset = None, config: File = None) -> None:
+    """Conversion fine-tuning of the teacher into a block-diffusion student."""
+    _one_stage("cft", run, overrides, preset, config)
+
+
+@app.command()
+def evaluate(run: Run, overrides: Overrides = None, preset: Preset = None, config: File = None) -> None:
+    """Decode the test instances with every finished stage; report, plots, samples."""
+    _one_stage("evaluate", run, overrides, preset, config)
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="decode.")],
+    run: Run,
+    overrides: Overrides = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+) -> None:
+    """Measure a finished run; its files stay as they are."""
+    with _errors():
+        from dgr2.jobs.bench import bench as measure
+        from dgr2.jobs.run import refuse_upstream_changes
+        from dgr2.storage import RunFolder, write_json
+
+        folder = RunFolder.open(run)
+        cfg = load_config(None, overrides or (), base=folder.config(), inputs=False)
+        refuse_upstream_changes(folder, cfg, "evaluate")
+        figures = measure(what, folder, cfg, Console())
+        if json is not None:
+            write_json(json, {"figures": figures})
+
+
+@app.command()
+def config(preset: PresetName, overrides: Overrides = None, config: File = None) -> None:
+    """Print the resolved configuration with the docstring of every key; ``--config`` reads it back."""
+    with _errors():
+        cfg = load_config(preset, overrides or (), file=config, inputs=False)
+        typer.echo(documented_yaml(cfg), nl=False)
+
+
+def _whole_run(preset: str, overrides: list[str] | None, run: Path | None, file: Path | None) -> None:
+    with _errors(resumable=True):
+        cfg = load_config(preset, overrides or (), file=file)
+        from dgr2.evaluation.report import print_report
+        from dgr2.jobs.run import nothing_written, run_pipeline
+        from dgr2.storage import RunFolder
+
+        path, console = run or Path("runs") / f"{preset}-seed{cfg.seed}", _console()
+        with nothing_written(path):
+            folder = RunFolder.create_or_open(path, cfg)
+            run_pipeline(folder, cfg, console)
+        print_report(folder, console)
+
+
+def _one_stage(
+    name: str, path: Path, overrides: list[str] | None, preset: str | None, file: Path | None
+) -> None:
+    with _errors(resumable=True):
+        from dgr2.jobs.run import nothing_written, refuse_upstream_changes, run_stage
+        from dgr2.storage import RunFolder
+
+        exists = RunFolder.is_run(path)
+        if not exists and name != "prepare":
+            raise ConfigError(f"{path} is no run folder: start with dgr2 prepare --run {path}")
+        stored = RunFolder.open(path).config() if exists else None
+        if stored is not None and preset not in (None, stored.preset):
+            raise ConfigError(f"{path} was made by preset '{stored.preset}', not '{preset}'")
+        cfg = load_config(None if exists else preset or "demo", overrides or (), base=stored, file=file)
+        console = _console()
+        with nothing_written(path):
+            if exists:
+                folder = RunFolder.open(path)
+                refuse_upstream_changes(folder, cfg, name)
+                if cfg != stored:
+                    folder.write_config(cfg)
+            else:
+                folder = RunFolder.create_or_open(path, cfg)
+            run_stage(folder, cfg, name, console)
+        if name == "evaluate":
+            from dgr2.evaluation.report import print_report
+
+            print_report(folder, console)
+
+
+def _console() -> Console:
+    """The console of a command; the log goes there too, so that a message does not break a progress bar."""
+    from dgr2.telemetry import setup_logging
+
+    console = Console()
+    setup_logging(console)
+    return console
+
+
+@contextmanager
+def _errors(resumable: bool = False) -> Iterator[None]:
+    """Errors that have a name become one line and an exit code."""
+    try:
+        yield
+    except DGR2Error as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(error.exit_code) from error
+    except KeyboardInterrupt as error:
+        again = ": the same command continues from the last checkpoint" if resumable else ""
+        typer.echo(f"interrupted{again}", err=True)
+        raise typer.Exit(130) from error

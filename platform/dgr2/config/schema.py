@@ -1,0 +1,260 @@
+"""Every setting of a run: the only place of a default, and its documentation.
+
+The string under a field is what ``dgr2 config`` prints beside it. Presets (``presets/*.yaml``) change
+values, never meanings. Sections are named after what they steer; a stage's fingerprint covers the
+sections it reads (see ``dgr2.jobs.run``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class DataConfig:
+    source: str = "shop"
+    """Where interactions come from: ``shop`` (embedded, seeded generator) or ``folder``."""
+    path: str = ""
+    """Folder with items.jsonl[.gz] and sequences.txt[.gz]; needed when source is ``folder``."""
+    users: int = 4000
+    """Shop only: number of simulated users."""
+    items: int = 240
+    """Shop only: number of catalogue items."""
+    candidates: int = 10
+    """K, the number of candidates the first stage hands to the re-ranker."""
+    folds: int = 8
+    """Folds of the cross-fit: a training list never comes from a retriever that saw its user."""
+    max_train_lists: int = 40000
+    """Upper bound on training lists; a seeded sample is taken when there are more."""
+    max_test_instances: int = 0
+    """Upper bound on test instances (0 keeps all); a seeded sample, for quick trials only."""
+
+
+@dataclass
+class RetrievalConfig:
+    model: str = "bm25"
+    """First stage of ``implicit``: ``bm25``, ``tfidf`` or ``cosine`` item-to-item neighbours."""
+    neighbours: int = 200
+    """Neighbours kept per item."""
+    recency: float = 0.7
+    """Weight of a history item is recency**age, age 0 being the latest."""
+
+
+@dataclass
+class SemanticIdConfig:
+    method: str = "residual_kmeans"
+    """Residual quantiser: ``residual_vq`` (EMA codebooks) or ``residual_kmeans`` (light)."""
+    levels: int = 2
+    """Quantised levels; one more level resolves collisions."""
+    codes: int = 16
+    """Codes a level, the resolving level included."""
+    dimensions: int = 32
+    """Dimensions of the item embedding (SVD of TF-IDF text joined with SVD of co-purchases)."""
+
+
+@dataclass
+class ExpertConfig:
+    trees: int = 120
+    """Boosting rounds of the LambdaMART expert (XGBoost ``rank:ndcg``)."""
+    depth: int = 4
+    """Depth of a tree."""
+    learning_rate: float = 0.08
+    """Shrinkage of a round."""
+
+
+@dataclass
+class PromptConfig:
+    history: int = 8
+    """Latest history items shown to the model."""
+    field_tokens: int = 2
+    """A text field (category, brand) is cut to this many tokens."""
+    buckets: int = 8
+    """Levels of a bucketed evidence field."""
+
+
+@dataclass
+class TraceConfig:
+    generator: str = "evidence"
+    """Writer of the reasoning traces; ``evidence`` needs no language model."""
+    grades: int = 10
+    """Levels of the grade that the trace gives to every candidate."""
+    tries: int = 8
+    """Rejection sampling: draws until the known target comes first; without success the list is dropped."""
+    noise: float = 0.3
+    """Scale of the Gumbel noise on expert scores after the first, noise-free try."""
+    short_share: float = 0.1
+    """Share of training lists cut to fewer candidates, so that short requests can be served."""
+
+
+@dataclass
+class TokenizerConfig:
+    vocabulary: int = 1024
+    """Size of the byte-level BPE vocabulary trained when the model starts from scratch (added tokens come on top)."""
+
+
+@dataclass
+class ModelConfig:
+    init: str = ""
+    """Hugging Face folder to start from (its tokenizer is kept and extended); empty: from scratch."""
+    hidden: int = 128
+    """Hidden size of a model from scratch (Qwen3 architecture)."""
+    layers: int = 4
+    """Transformer layers."""
+    heads: int = 4
+    """Attention heads."""
+    kv_heads: int = 2
+    """Key/value heads."""
+    mlp: int = 384
+    """Width of the gated MLP."""
+    context: int = 1024
+    """Longest sequence in tokens, prompt and response together."""
+
+
+@dataclass
+class GridConfig:
+    block_size: int = 16
+    """Tokens a block, anchored at the end of the prompt; the answer starts on a block boundary."""
+    trace_blocks: int = 3
+    """Blocks of the reasoning trace; where it is not closed by then, policy decoding opens the answer."""
+
+
+@dataclass
+class OptimConfig:
+    steps: int = 480
+    """Optimizer steps."""
+    batch_size: int = 32
+    """Examples an optimizer step, over all workers."""
+    micro_batch_size: int = 16
+    """Examples a forward; a step accumulates over micro-batches with one global denominator."""
+    learning_rate: float = 2e-3
+    """Peak learning rate (AdamW)."""
+    warmup: float = 0.05
+    """Share of the steps in linear warm-up; cosine decay to a tenth follows."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay on matrices."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    checkpoint_every: int = 50
+    """Steps between resumable checkpoints."""
+
+
+@dataclass
+class TeacherConfig:
+    midtrain: OptimConfig = field(default_factory=lambda: OptimConfig(steps=80))
+    """Next-token prediction on item cards and user histories, so that ids carry meaning."""
+    sft: OptimConfig = field(default_factory=OptimConfig)
+    """Supervised fine-tuning on the traces."""
+    reason_weight: float = 0.5
+    """Weight of a reasoning token in the SFT loss; must be below answer_weight."""
+    answer_weight: float = 1.0
+    """Weight of an answer token in the SFT loss."""
+
+
+@dataclass
+class CftConfig:
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=400))
+    """Optimisation of the conversion."""
+    alpha: float = 1.0
+    """Weight of the diffusion loss beside the AR loss."""
+    full_mask_share: float = 0.25
+    """Share of extra fully masked blocks, the first state of every decode."""
+    full_mask_share_answer: float = 0.35
+    """The same share for answer blocks."""
+    anchor_mask_share: float = 0.2
+    """Share of blocks whose anchor is masked too, as in a fused commit-and-draft forward."""
+    answer_weight: float = 2.0
+    """Weight of answer blocks in the diffusion loss."""
+    position_bias: float = 0.0
+    """Masks later positions more often when few are masked; excludes the complementary copy."""
+    exclusivity: float = 0.2
+    """Set term: mass on identifiers already placed."""
+    at_most_one: float = 0.2
+    """Set term: an identifier's summed mass above one."""
+    in_set: float = 0.1
+    """Set term: mass outside the candidates."""
+    block_curriculum: list[int] = field(default_factory=lambda: [4, 8, 16])
+    """Block sizes of the curriculum, in equal parts of the first half; the last one stays."""
+    alignment: str = "in_place"
+    """``in_place`` (a masked position predicts itself) or ``shift`` (its left neighbour predicts it)."""
+
+
+@dataclass
+class DecodeConfig:
+    threshold: float = 0.9
+    """Tau: a position is committed when its largest probability exceeds it."""
+    answer_threshold: float = 0.5
+    """Tau of the ``prefix`` answer policy."""
+    answer_policy: str = "prefix"
+    """Rule for answer slots of the shipped policy: ``threshold`` (none) or ``prefix`` (confident prefix, none repeated)."""
+    batch_size: int = 64
+    """Rows decoded together in evaluation."""
+    fused: bool = True
+    """Commit of a finished block and first draft of the next one in one forward."""
+
+
+@dataclass
+class EvaluationConfig:
+    bootstrap: int = 2000
+    """Bootstrap resamples behind every interval."""
+    naive_instances: int = 128
+    """Test instances decoded for the naive conversion, which runs to the length limit on most (at most all)."""
+    speed_instances: int = 32
+    """Instances timed at batch 1, AR and block decoding in turns."""
+    sweep: list[float] = field(default_factory=lambda: [0.5, 0.7, 0.8, 0.9, 0.95, 0.99])
+    """Thresholds of the accuracy-against-speed plot."""
+    sweep_instances: int = 200
+    """Instances decoded for each threshold of the sweep."""
+    examples: int = 3
+    """Re-ranked examples shown with their reasoning."""
+
+
+@dataclass
+class RayConfig:
+    address: str = ""
+    """Cluster to join; empty starts a local one."""
+    num_workers: int = 2
+    """Data-parallel Ray Train workers."""
+    threads_per_worker: int = 1
+    """CPU threads and logical CPUs of a training worker."""
+    use_gpu: bool = False
+    """Give every training worker a GPU."""
+    timeout_s: float = 120.0
+    """Longest wait for placement, actors and results before an error says what was asked for and what is free."""
+    max_failures: int = 1
+    """Restarts of a failed worker group before the stage fails."""
+
+
+@dataclass
+class Config:
+    preset: str = "demo"
+    """Name of the preset this configuration started from."""
+    seed: int = 0
+    """Seed of everything random: shop, split of folds, initialisation, order, noise."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Interactions and lists."""
+    retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
+    """First stage."""
+    semantic_ids: SemanticIdConfig = field(default_factory=SemanticIdConfig)
+    """Item identifiers."""
+    expert: ExpertConfig = field(default_factory=ExpertConfig)
+    """LambdaMART, the baseline row and the ranker behind the traces."""
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    """What the model sees."""
+    traces: TraceConfig = field(default_factory=TraceConfig)
+    """What the model learns to write."""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """Vocabulary."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Backbone."""
+    grid: GridConfig = field(default_factory=GridConfig)
+    """Block grid shared by data, training and decoding."""
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    """AR teacher: mid-training and SFT."""
+    cft: CftConfig = field(default_factory=CftConfig)
+    """Conversion fine-tuning."""
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    """Block decoding as shipped."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """Metrics, intervals, speed."""
+    ray: RayConfig = field(default_factory=RayConfig)
+    """Cluster resources; never part of a fingerprint."""

@@ -1,0 +1,1 @@
+"""From raw interactions to prompts and traces."""

@@ -1,0 +1,1 @@
+"""AR and block decoding, and the trajectory they record."""

@@ -1,0 +1,165 @@
+"""The decoding engine: rows at different blocks and steps share forwards; a finished row frees its slot at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+
+from dgr2.config.schema import GridConfig
+from dgr2.data.vocabulary import Vocabulary
+from dgr2.decoding.policy import DecodePolicy
+from dgr2.decoding.rows import ArRow, BlockRow, Row
+from dgr2.decoding.trajectory import Trajectory
+from dgr2.errors import DataError
+from dgr2.models.grid import BlockGrid
+from dgr2.models.inference import InferenceModel
+
+
+class Decoder:
+    """Decodes prompts with one model, autoregressively or by blocks.
+
+    The cache is allocated once and grows when a batch needs more room; weights are read at construction.
+    """
+
+    def __init__(
+        self, model: Qwen3ForCausalLM, vocabulary: Vocabulary, grid: GridConfig, alignment: str = "in_place"
+    ) -> None:
+        self.model, self.vocabulary, self.grid = model, vocabulary, grid
+        self.shift = alignment == "shift"
+        self.context = int(model.config.max_position_embeddings)
+        self._inference: InferenceModel | None = None
+
+    def decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        candidates: Sequence[int],
+        policy: DecodePolicy,
+        batch_size: int = 1,
+        on_done: Callable[[int], None] | None = None,
+        seed: int = 0,
+    ) -> list[Trajectory]:
+        """Decode every prompt; results are in the order of the prompts.
+
+        Args:
+            prompts: Token ids of each prompt.
+            candidates: Number of candidates of each prompt.
+            policy: How to decode.
+            batch_size: Rows in flight at most; it does not change a result.
+            on_done: Called with the number of newly finished rows.
+            seed: Seed of sampled decoding; a row's draws depend on (seed, its index) only.
+
+        Raises:
+            DataError: for an empty prompt, one that leaves no room for the response, one that holds the
+                mask id, or a number of candidates that has no labels.
+        """
+        BlockGrid(self.grid.block_size).refine(policy.block_size)
+        kind = ArRow if policy.name == "ar" else BlockRow
+        rows: list[Row] = [
+            kind(i, list(prompt), count, policy, self.vocabulary, self.grid, seed)
+            for i, (prompt, count) in enumerate(zip(prompts, candidates, strict=True))
+        ]
+        self._check(rows)
+        if not rows:
+            return []
+        slots = min(batch_size, len(rows))
+        # longest first would be faster; the order of arrival is what a server sees
+        inference = self._cache(slots, max(len(r.prompt) + r.limit for r in rows) + policy.block_size)
+        waiting, free, active = deque(rows), list(range(slots))[::-1], {}
+        while waiting or active:
+            while waiting and free:
+                active[free.pop()] = waiting.popleft()
+            for group in _groups(active):
+                self._forward(inference, active, group)
+            finished = [slot for slot, row in active.items() if row.done]
+            for slot in finished:
+                del active[slot]
+                free.append(slot)
+            if finished and on_done is not None:
+                on_done(len(finished))
+        return [row.trajectory for row in rows]
+
+    def _check(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if not row.prompt:
+                raise DataError(f"prompt {row.index} is empty")
+            if not 2 <= row.candidates <= len(self.vocabulary.labels):
+                raise DataError(
+                    f"prompt {row.index} has {row.candidates} candidates; "
+                    f"this model ranks 2 to {len(self.vocabulary.labels)}"
+                )
+            if len(row.prompt) + row.limit > self.context:
+                raise DataError(
+                    f"prompt {row.index} has {len(row.prompt)} tokens; with {row.limit} for the response "
+                    f"it exceeds the context of {self.context}"
+                )
+            if self.vocabulary.mask in row.prompt:
+                raise DataError(f"prompt {row.index} holds the mask token, which only the decoder may place")
+
+    def _cache(self, slots: int, context: int) -> InferenceModel:
+        cached = self._inference
+        if cached is None or cached.slots < slots or cached.context < context:
+            if cached is not None:
+                slots, context = max(slots, cached.slots), max(context, cached.context)
+            context = min(-(-context // 32) * 32, self.context + self.grid.block_size)
+            self._inference = cached = InferenceModel(self.model, self.vocabulary, slots, context)
+        return cached
+
+    def _forward(self, inference: InferenceModel, active: dict[int, Row], slots: list[int]) -> None:
+        """One forward of rows that put equally many tokens in (prefills are padded on the right)."""
+        inputs = [active[slot].inputs() for slot in slots]
+        width = max(len(clean) + len(noisy) for clean, noisy in inputs)
+        n, size = len(slots), len(inputs[0][1])
+        ids = np.zeros((n, width), dtype=np.int64)
+        positions = np.zeros((n, width), dtype=np.int64)
+        limits = np.ones((n, width), dtype=np.int64)
+        for i, (slot, (clean, noisy)) in enumerate(zip(slots, inputs, strict=True)):
+            row = active[slot]
+            used = len(clean) + len(noisy)
+            # a prefill starts at 0; a commit's clean tokens are in the record already, a denoise's are not
+            start = 0 if not row.trajectory.forwards else len(row.prompt) + row.length - len(clean)
+            ids[i, :used] = clean + noisy
+            positions[i] = np.arange(start, start + width)
+            limits[i, : len(clean)] = positions[i, : len(clean)] + 1
+            limits[i, len(clean) : used] = start + used
+        hidden = inference.forward(
+            torch.tensor(slots), torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(limits)
+        )
+        temperature = active[slots[0]].policy.temperature
+        anchors, blocks = self._predict(inference, hidden, [len(clean) for clean, _ in inputs], size, temperature)
+        for i, slot in enumerate(slots):
+            active[slot].advance(
+                None if anchors is None else anchors[i],
+                None if blocks is None else blocks[i],
+            )
+
+    def _predict(
+        self, inference: InferenceModel, hidden: Tensor, clean: list[int], size: int, temperature: float
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Log-probabilities of the anchors ``[n, vocabulary]`` and of the blocks ``[n, size, vocabulary]``."""
+        has_clean = clean[0] > 0
+        if has_clean:
+            last = torch.tensor(clean) - 1
+            take = last[:, None] + torch.arange(1 + size)[None]
+            hidden = hidden[torch.arange(len(clean))[:, None], take]
+        logp = inference.log_probabilities(hidden, temperature).numpy()
+        anchors = logp[:, 0] if has_clean else None
+        if not size:
+            return anchors, None
+        if self.shift:  # a position is predicted by its left neighbour; the anchor's own row is never read
+            return anchors, logp[:, :size] if has_clean else np.concatenate([logp[:, :1], logp[:, :-1]], axis=1)
+        return anchors, logp[:, 1:] if has_clean else logp
+
+
+def _groups(active: dict[int, Row]) -> list[list[int]]:
+    """Slots by what they put into a forward: prefills together, the others by their widths."""
+    groups: dict[object, list[int]] = {}
+    for slot, row in active.items():
+        clean, noisy = row.inputs()
+        key = ("prefill", len(noisy)) if not row.trajectory.forwards else (len(clean), len(noisy))
+        groups.setdefault(key, []).append(slot)
+    return [sorted(group) for group in groups.values()]

@@ -1,0 +1,1 @@
+"""Metrics, intervals, validity, speed and the report."""

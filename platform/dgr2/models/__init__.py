@@ -1,0 +1,1 @@
+"""Backbone, block grid, attention mask and alignment."""

@@ -1,0 +1,116 @@
+"""Packed training rows ``[prompt | clean response | noisy copy 1 | noisy copy 2 ...]``.
+
+Only the response is duplicated and all noisy copies share one clean stream, which is strictly causal and
+therefore *is* the AR model. A noisy block sees itself in both directions and the clean tokens of earlier
+blocks; it never sees its own clean tokens, nor another copy. Prompts are padded on the left, so that the
+response columns line up and one mask serves every row of a shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from dgr2.models.grid import BlockGrid
+
+
+@lru_cache(maxsize=32)
+def packed_mask(prompt: int, response: int, copies: int, block_size: int) -> Tensor:
+    """Who sees whom, before padding: bool ``[length, length]`` (query, key), length = prompt + (1 + copies) * response."""
+    columns = torch.arange(prompt + (1 + copies) * response)
+    in_response = columns - prompt
+    segment = torch.where(in_response < 0, -1, in_response.div(response, rounding_mode="floor"))  # 0 clean, 1.. noisy
+    position = torch.where(segment < 0, columns, prompt + in_response % response)
+    block = torch.where(segment < 0, -1, (in_response % response).div(block_size, rounding_mode="floor"))
+    q_segment, k_segment = segment[:, None], segment[None, :]
+    q_block, k_block = block[:, None], block[None, :]
+    clean_key = k_segment <= 0
+    causal = (q_segment <= 0) & clean_key & (position[None, :] <= position[:, None])
+    earlier = (q_segment > 0) & clean_key & (k_block < q_block)
+    within = (q_segment > 0) & (k_segment == q_segment) & (k_block == q_block)
+    return causal | earlier | within
+
+
+@dataclass
+class PackedRows:
+    """A batch of rows, ready for :func:`dgr2.models.backbone.hidden_states`.
+
+    Attributes:
+        ids: ``[batch, length]`` token ids.
+        positions: ``[batch, length]``; a noisy token has the position of the clean token it stands for.
+        mask: bool ``[batch or 1, 1, length, length]``.
+        prompt: Width of the (left-padded) prompt part.
+        response: Width of one copy of the response, a whole number of blocks.
+        copies: Number of noisy copies.
+        response_valid: bool ``[batch, response]``, False where a shorter response was padded.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    mask: Tensor
+    prompt: int
+    response: int
+    copies: int
+    response_valid: Tensor
+
+    def clean(self, hidden: Tensor) -> Tensor:
+        """Hidden states that predict each clean response token (its left neighbour's): ``[batch, response, ...]``."""
+        return hidden[:, self.prompt - 1 : self.prompt - 1 + self.response]
+
+    def copy(self, hidden: Tensor, index: int) -> Tensor:
+        """Hidden states of noisy copy ``index`` (0-based): ``[batch, response, ...]``."""
+        start = self.prompt + (1 + index) * self.response
+        return hidden[:, start : start + self.response]
+
+
+def pad_responses(responses: Sequence[Sequence[int]], pad: int, multiple: int = 1) -> tuple[Tensor, Tensor]:
+    """Responses padded on the right to a multiple: ``ids`` and ``valid``, both ``[batch, response]``."""
+    width = BlockGrid(multiple).padded(max(len(r) for r in responses))
+    ids = torch.full((len(responses), width), pad, dtype=torch.long)
+    valid = torch.zeros(len(responses), width, dtype=torch.bool)
+    for row, response in enumerate(responses):
+        ids[row, : len(response)] = torch.as_tensor(response, dtype=torch.long)
+        valid[row, : len(response)] = True
+    return ids, valid
+
+
+def pack(
+    prompts: Sequence[Sequence[int]],
+    clean: Tensor,
+    valid: Tensor,
+    noisy: Sequence[Tensor],
+    pad: int,
+    block_size: int,
+) -> PackedRows:
+    """Put prompts, the clean response and its noisy copies into one row each.
+
+    Args:
+        prompts: Token ids of each prompt, at least one token.
+        clean: ``[batch, response]`` clean ids, padded on the right.
+        valid: bool ``[batch, response]``.
+        noisy: Noisy copies of ``clean``, same shape.
+        pad: Id in padded places.
+        block_size: Size of the blocks of the noisy copies.
+    """
+    batch, response = clean.shape
+    lengths = torch.tensor([len(p) for p in prompts])
+    width = int(lengths.max())
+    prompt_ids = torch.full((batch, width), pad, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        prompt_ids[row, width - len(prompt) :] = torch.as_tensor(prompt, dtype=torch.long)
+    offset = width - lengths  # left padding of each row
+    prompt_positions = (torch.arange(width)[None] - offset[:, None]).clamp_min(0)
+    response_positions = lengths[:, None] + torch.arange(response)[None]
+    ids = torch.cat([prompt_ids, clean, *noisy], dim=1)
+    positions = torch.cat([prompt_positions] + [response_positions] * (1 + len(noisy)), dim=1)
+
+    mask = packed_mask(width, response, len(noisy), block_size)[None, None]
+    if bool(offset.any()) or not bool(valid.all()):
+        key_valid = torch.cat([torch.arange(width)[None] >= offset[:, None]] + [valid] * (1 + len(noisy)), dim=1)
+        # a padded query still sees itself: a row without any key is NaN
+        mask = (mask & key_valid[:, None, None, :]) | torch.eye(ids.shape[1], dtype=torch.bool)
+    return PackedRows(ids, positions, mask, width, response, len(noisy), valid)

@@ -1,0 +1,98 @@
+"""The mathematics of a Qwen3 decoder, once: training runs it with gradients, inference on a static cache.
+
+Weights and checkpoints are Hugging Face's; only the forward is ours, since theirs spends most of its time on
+small element-wise operations at our widths. A parity test holds it to theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Qwen3ForCausalLM
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""``(layer, q, k, v) -> out``, all ``[n, width, heads, head_dim]`` (k and v with the key/value heads)."""
+
+
+class Layer:
+    """Weights of one decoder layer, projections with a common input concatenated."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.qkv = torch.cat([p.weight for p in projections])
+        self.qkv_bias = None
+        if projections[0].bias is not None:
+            self.qkv_bias = torch.cat([p.bias for p in projections])
+        self.q_norm, self.k_norm = attention.q_norm.weight, attention.k_norm.weight
+        self.output, self.output_bias = attention.o_proj.weight, attention.o_proj.bias
+        self.gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        self.down = mlp.down_proj.weight
+        self.input_norm = layer.input_layernorm.weight
+        self.post_norm = layer.post_attention_layernorm.weight
+
+
+class Transformer:
+    """A view of a Hugging Face model's weights; gradients flow to them unless it is built under ``no_grad``."""
+
+    def __init__(self, model: Qwen3ForCausalLM) -> None:
+        config, base = model.config, model.model
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.eps = config.rms_norm_eps
+        self.embedding, self.final_norm = base.embed_tokens.weight, base.norm.weight
+        self.layers: Sequence[Layer] = [Layer(layer) for layer in base.layers]
+        self.rotary = base.rotary_emb
+
+    def tables(self, context: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotary embedding by position: ``[context, head_dim]`` each."""
+        positions = torch.arange(context, device=self.embedding.device)[None]
+        with torch.no_grad():
+            cos, sin = self.rotary(self.embedding[:1], positions)
+        return cos[0], sin[0]
+
+    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Hidden states ``[n, width, hidden]`` after the final norm.
+
+        Args:
+            ids: ``[n, width]``.
+            cos, sin: ``[n, width, 1, head_dim]`` of each token's position.
+            attend: Attention of one layer; it knows masks and caches.
+        """
+        n, width = ids.shape
+        x = F.embedding(ids, self.embedding)
+        split = [self.heads, self.kv_heads, self.kv_heads]
+        for index, layer in enumerate(self.layers):
+            qkv = F.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
+            q, k, v = qkv.view(n, width, sum(split), self.head_dim).split(split, dim=2)
+            q = rotate(self._norm(q, layer.q_norm), cos, sin)
+            k = rotate(self._norm(k, layer.k_norm), cos, sin)
+            attended = attend(index, q, k, v).reshape(n, width, -1)
+            x = x + F.linear(attended, layer.output, layer.output_bias)
+            gate, up = F.linear(self._norm(x, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, layer.down)
+        return self._norm(x, self.final_norm)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding, halves convention of Qwen3: ``x`` is ``[n, width, heads, head_dim]``."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Scaled dot-product attention with grouped key/value heads: ``[n, width, heads, head_dim]``.
+
+    Args:
+        mask: bool ``[n or 1, 1, width, keys]``; None where every query sees every key.
+    """
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, enable_gqa=True
+    )
+    return out.transpose(1, 2)

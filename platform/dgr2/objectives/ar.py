@@ -1,0 +1,35 @@
+"""Next-token objective on the clean stream: mid-training, SFT, and the AR term of the conversion."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+
+from dgr2.data.vocabulary import Vocabulary
+from dgr2.models.backbone import log_probabilities
+from dgr2.models.packed import PackedRows
+
+
+def answer_starts(clean: Tensor, vocabulary: Vocabulary, block_size: int) -> Tensor:
+    """Where each response's answer begins: ``[batch]``, the block boundary after the end of the trace.
+
+    A response without an end of trace has no answer: its start is the width of ``clean``.
+    """
+    ends = clean == vocabulary.think_end
+    first = torch.where(ends.any(dim=1), ends.int().argmax(dim=1) + 1, clean.shape[1])
+    return (first + block_size - 1).div(block_size, rounding_mode="floor") * block_size
+
+
+def until_eos(clean: Tensor, valid: Tensor, vocabulary: Vocabulary) -> Tensor:
+    """Positions up to and including the first EOS: bool ``[batch, response]``; what follows is layout."""
+    eos = clean == vocabulary.eos
+    return valid & (eos.int().cumsum(dim=1) - eos.int() == 0)
+
+
+def token_losses(
+    model: Qwen3ForCausalLM, hidden: Tensor, rows: PackedRows, clean: Tensor, keep: Tensor, vocabulary: Vocabulary
+) -> Tensor:
+    """Cross-entropies of the clean tokens in ``keep``: ``[kept]``, in row-major order. The head runs on these rows only."""
+    logp = log_probabilities(model, rows.clean(hidden)[keep], vocabulary)
+    return -logp.gather(-1, clean[keep][:, None])[:, 0]

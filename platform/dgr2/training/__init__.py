@@ -1,0 +1,1 @@
+"""Train functions that Ray Train runs."""

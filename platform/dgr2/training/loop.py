@@ -1,0 +1,118 @@
+"""The optimisation loop: pure PyTorch, resumable to the bit, indifferent to how a step is split over workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import Qwen3ForCausalLM
+
+from dgr2.config.schema import OptimConfig
+from dgr2.training.tasks import Sums, Task
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A task and how it is optimised."""
+
+    name: str
+    task: Task
+    optim: OptimConfig
+    stream: int
+    """Keeps the random numbers of phases apart."""
+
+
+def stream(seed: int, *key: int) -> np.random.Generator:
+    """A generator for one consumer, derived from the run's seed and a key: never the global state."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *key])))
+
+
+def step_indices(size: int, batch: int, step: int, seed: int, phase: int) -> list[int]:
+    """Examples of a step: a cursor over seeded epoch permutations, the same for every number of workers."""
+    chosen: list[int] = []
+    cursor = step * batch
+    while len(chosen) < batch:
+        epoch, offset = divmod(cursor, size)
+        order = stream(seed, phase, 1, epoch).permutation(size)
+        part = order[offset : offset + batch - len(chosen)]
+        chosen += part.tolist()
+        cursor += len(part)
+    return chosen
+
+
+def learning_rate(optim: OptimConfig, step: int) -> float:
+    """Linear warm-up, then cosine decay to a tenth of the peak."""
+    warmup = max(1, round(optim.warmup * optim.steps))
+    if step < warmup:
+        return optim.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, optim.steps - warmup)
+    return optim.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
+
+
+def make_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
+    """AdamW; matrices decay, norms do not."""
+    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
+    return torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=optim.learning_rate,
+        betas=(0.9, 0.98),
+        foreach=True,
+    )
+
+
+def fit(
+    model: Qwen3ForCausalLM,
+    phase: Phase,
+    optimizer: torch.optim.Optimizer,
+    seed: int,
+    start: int,
+    on_step: Callable[[int, Sums], None],
+    rank: int = 0,
+    world: int = 1,
+) -> None:
+    """Run a phase from step ``start`` to its end; ``on_step(done, figures)`` follows every optimizer step.
+
+    The loss of a step is a sum over all its tokens divided by one global denominator, so the gradient does
+    not depend on micro-batches or workers (up to fp32 rounding).
+    """
+    task, optim = phase.task, phase.optim
+    model.train()
+    for step in range(start, optim.steps):
+        indices = step_indices(task.size, optim.batch_size, step, seed, phase.stream)
+        denominator = task.denominator(indices)
+        prepared = task.prepare(indices, step, optim.steps, stream(seed, phase.stream, 2, step))
+        share = -(-len(indices) // world)
+        stop = min((rank + 1) * share, len(indices))
+        optimizer.zero_grad(set_to_none=True)
+        sums: Sums = {}
+        for first in range(rank * share, stop, optim.micro_batch_size):
+            rows = slice(first, min(first + optim.micro_batch_size, stop))
+            loss, figures = task.loss(model, indices, rows, prepared)
+            (loss / denominator).backward()
+            for name, value in figures.items():
+                sums[name] = sums.get(name, 0.0) + value / denominator
+        if world > 1:
+            _sum_gradients(model)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(optim, step)
+        optimizer.step()
+        on_step(step + 1, {**sums, "grad_norm": float(norm), "learning_rate": learning_rate(optim, step)})
+    model.eval()
+
+
+def _sum_gradients(model: nn.Module) -> None:
+    """Sum gradients over workers in one flat message; losses are divided by the global denominator already."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in parameters])
+    dist.all_reduce(flat)
+    offset = 0
+    for p in parameters:
+        p.grad = flat[offset : offset + p.numel()].view_as(p).clone()
+        offset += p.numel()

@@ -1,0 +1,136 @@
+"""A training stage as a Ray Train run: placed, watched, resumed by name, its last model copied out."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import ray
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from dgr2.config import Config, OptimConfig
+from dgr2.errors import DGR2Error
+from dgr2.storage import atomic_dir
+from dgr2.training.board import ProgressBoard
+from dgr2.training.session import require_capacity
+from dgr2.training.worker import train_worker
+
+OnPost = Callable[[str, int, dict[str, float]], None]
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What a stage trains.
+
+    Attributes:
+        kind: ``teacher`` or ``cft``.
+        name: Name of the Ray Train run; the same name under the same storage continues an interrupted run,
+            so it holds the stage's fingerprint.
+        data, tokenizer: Folders that every worker can read.
+        init: Checkpoint folder to start from, or None.
+        storage: Where Ray Train keeps resumable checkpoints.
+        output: Where the finished Hugging Face checkpoint goes.
+    """
+
+    kind: str
+    name: str
+    data: Path
+    tokenizer: Path
+    init: Path | None
+    storage: Path
+    output: Path
+
+
+def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
+    """Run (or continue) a training stage; returns rank 0's last figures.
+
+    Raises:
+        CapacityError: when the cluster could never place the workers.
+        DGR2Error: when training failed; the message names the first cause.
+    """
+    settings = config.ray
+    cpus = settings.threads_per_worker
+    gpus = 1 if settings.use_gpu else 0
+    require_capacity(settings, settings.num_workers * cpus, settings.num_workers * gpus, f"stage {job.kind}")
+    board = ProgressBoard.remote()
+    trainer = TorchTrainer(
+        train_worker,
+        train_loop_config={
+            "kind": job.kind,
+            "config": asdict(config),
+            "data": str(job.data),
+            "tokenizer": str(job.tokenizer),
+            "init": str(job.init) if job.init else "",
+            "threads": settings.threads_per_worker,
+            "board": board,
+        },
+        scaling_config=ScalingConfig(
+            num_workers=settings.num_workers,
+            use_gpu=settings.use_gpu,
+            resources_per_worker={"CPU": cpus, **({"GPU": 1} if gpus else {})},
+        ),
+        run_config=RunConfig(
+            name=job.name,
+            storage_path=str(job.storage),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            failure_config=FailureConfig(max_failures=settings.max_failures, controller_failure_limit=1),
+        ),
+    )
+    with _watch(board, on_post, settings.timeout_s):
+        try:
+            result = trainer.fit()
+        except ray.train.TrainingFailedError as error:
+            raise DGR2Error(f"stage {job.kind} failed: {_first_cause(error)}") from error
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as place, atomic_dir(job.output) as folder:
+        shutil.copytree(Path(place) / "final", folder, dirs_exist_ok=True)
+    shutil.rmtree(job.storage, ignore_errors=True)  # resumable state of a finished stage
+    return dict(result.metrics or {})
+
+
+class _watch:
+    """Hand the board's posts to a callback while training runs in the foreground."""
+
+    def __init__(self, board: ray.actor.ActorHandle, on_post: OnPost, timeout: float) -> None:
+        self._board, self._on_post, self._timeout = board, on_post, timeout
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+
+    def _drain(self) -> None:
+        for post in ray.get(self._board.take.remote(), timeout=self._timeout):
+            self._on_post(*post)
+
+    def _loop(self) -> None:
+        while not self._stop.wait(0.5):
+            self._drain()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(self._timeout)
+        if ray.is_initialized():
+            self._drain()
+            ray.kill(self._board)
+
+
+def _first_cause(error: BaseException) -> str:
+    """The first line of the innermost cause that says something."""
+    failures = getattr(error, "worker_failures", None)
+    if failures:
+        error = next(iter(failures.values()))
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+
+
+def phase_totals(kind: str, config: Config) -> dict[str, OptimConfig]:
+    """Phases of a stage and how each is optimised, in order."""
+    if kind == "teacher":
+        return {"midtrain": config.teacher.midtrain, "sft": config.teacher.sft}
+    return {"cft": config.cft.optim}

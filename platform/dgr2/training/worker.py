@@ -1,0 +1,127 @@
+"""The function that every Ray Train worker runs: phases one after the other, resumable anywhere."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, Qwen3ForCausalLM
+
+from dgr2.config import Config, load_config
+from dgr2.data.vocabulary import Vocabulary
+from dgr2.errors import StorageError
+from dgr2.models.backbone import build_model, load_model, save_model
+from dgr2.training.loop import Phase, fit, make_optimizer
+from dgr2.training.tasks import Cft, Midtraining, Sft, Sums
+
+STATE, MODEL = "state.pt", "model.safetensors"
+
+
+def build_phases(kind: str, config: Config, data: Path, vocabulary: Vocabulary) -> list[Phase]:
+    """The phases of a training stage: ``teacher`` or ``cft``."""
+    if kind == "teacher":
+        return [
+            Phase("midtrain", Midtraining(data, vocabulary), config.teacher.midtrain, 1),
+            Phase("sft", Sft(data, vocabulary, config), config.teacher.sft, 2),
+        ]
+    return [Phase("cft", Cft(data, vocabulary, config), config.cft.optim, 3)]
+
+
+def train_worker(job: dict[str, Any]) -> None:
+    """Train function for :class:`ray.train.torch.TorchTrainer`.
+
+    Args:
+        job: ``kind``, ``config`` (resolved, plain), ``data``, ``tokenizer``, ``init`` (checkpoint folder or
+            empty), ``threads`` and ``board`` (progress actor). Paths must be readable by every worker.
+    """
+    torch.set_num_threads(int(job["threads"]))  # Ray's own default is one
+    config: Config = load_config(None, base=job["config"], inputs=False)
+    context = ray.train.get_context()
+    rank, world = context.get_world_rank(), context.get_world_size()
+    tokenizer = AutoTokenizer.from_pretrained(job["tokenizer"], local_files_only=True)
+    vocabulary = Vocabulary.from_tokenizer(tokenizer, config.data.candidates)
+    model = load_model(job["init"]) if job["init"] else build_model(config.model, vocabulary, config.seed)
+    phases = build_phases(job["kind"], config, Path(job["data"]), vocabulary)
+
+    resumed = read_checkpoint(ray.train.get_checkpoint())
+    done_phases, done_steps = (resumed["phase"], resumed["step"]) if resumed else (0, 0)
+    if resumed:
+        model.load_state_dict(resumed["model"])
+        model.tie_weights()
+    for index, phase in enumerate(phases):
+        if index < done_phases:
+            continue
+        start = done_steps if index == done_phases else 0
+        optimizer = make_optimizer(model, phase.optim)
+        if resumed and start:
+            optimizer.load_state_dict(resumed["optimizer"])
+
+        def on_step(step: int, figures: Sums, index: int = index, phase: Phase = phase) -> None:
+            if rank == 0:
+                job["board"].post.remote(phase.name, step, figures)
+            last = step == phase.optim.steps
+            if step % phase.optim.checkpoint_every == 0 or last:
+                report(model, optimizer, index, step, figures, rank, last and index == len(phases) - 1, tokenizer)
+
+        fit(model, phase, optimizer, config.seed, start, on_step, rank, world)
+
+
+def report(
+    model: Qwen3ForCausalLM,
+    optimizer: torch.optim.Optimizer,
+    phase: int,
+    step: int,
+    figures: Sums,
+    rank: int,
+    final: bool,
+    tokenizer: Any,
+) -> None:
+    """Report a resumable checkpoint (every rank calls this: it is a barrier); the last one holds the model for use."""
+    if rank != 0:
+        ray.train.report(figures)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="dgr2-checkpoint-"))
+    if final:
+        save_model(model, folder / "final", tokenizer)
+    write_checkpoint(folder, model, optimizer, phase, step)
+    ray.train.report(figures, checkpoint=ray.train.Checkpoint.from_directory(folder))
+    for file in sorted(folder.rglob("*"), reverse=True):  # the report has copied it
+        file.unlink() if file.is_file() else file.rmdir()
+    folder.rmdir()
+
+
+def write_checkpoint(
+    folder: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, phase: int, step: int
+) -> None:
+    """Weights as safetensors, optimizer state as tensors only, position as JSON."""
+    weights = {name: t.contiguous() for name, t in model.state_dict().items() if name != "lm_head.weight" or not _tied(model)}
+    save_file(weights, folder / MODEL)
+    torch.save(optimizer.state_dict(), folder / STATE)
+    (folder / "position.json").write_text(json.dumps({"phase": phase, "step": step}))
+
+
+def read_checkpoint(checkpoint: ray.train.Checkpoint | None) -> dict[str, Any] | None:
+    """What :func:`write_checkpoint` wrote, or None when there is no checkpoint yet."""
+    if checkpoint is None:
+        return None
+    with checkpoint.as_directory() as place:
+        folder = Path(place)
+        try:
+            position = json.loads((folder / "position.json").read_text())
+            weights = load_file(folder / MODEL)
+            optimizer = torch.load(folder / STATE, weights_only=True)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise StorageError(f"checkpoint {folder} is damaged ({error}): remove it to start the stage anew") from error
+    if "lm_head.weight" not in weights:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    return {**position, "model": weights, "optimizer": optimizer}
+
+
+def _tied(model: Qwen3ForCausalLM) -> bool:
+    return bool(model.config.tie_word_embeddings)

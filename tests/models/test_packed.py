@@ -1,0 +1,86 @@
+"""The packed row: its clean stream is the AR model, its noisy blocks see what decoding will show them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dgr2.models.backbone import hidden_states
+from dgr2.models.packed import pack, packed_mask, pad_responses
+from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts, tiny_responses
+
+B = GRID.block_size
+
+
+def packed_rows(prompts, responses, noisy=None):
+    clean, valid = pad_responses(responses, VOCABULARY.pad, B)
+    copies = [clean.masked_fill(torch.ones_like(valid), VOCABULARY.mask)] if noisy is None else noisy
+    return clean, pack(prompts, clean, valid, copies, VOCABULARY.pad, B)
+
+
+@torch.no_grad()
+def test_clean_stream_logits_equal_the_ar_model():
+    model, prompts, responses = tiny_model(scale=8.0), tiny_prompts(5), tiny_responses(5)
+    _, rows = packed_rows(prompts, responses)
+    clean = model.lm_head(rows.clean(hidden_states(model, rows)))
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        alone = model(input_ids=torch.tensor([prompt + response])).logits[0]
+        expected = alone[len(prompt) - 1 : len(prompt) - 1 + len(response)]
+        torch.testing.assert_close(clean[row, : len(response)], expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_padded_rows_equal_unpadded_ones():
+    model, prompts, responses = tiny_model(scale=8.0), tiny_prompts(4), tiny_responses(4)
+    responses[2] = responses[2][:8]  # a shorter response, whole blocks
+    _, rows = packed_rows(prompts, responses)
+    together = rows.copy(hidden_states(model, rows), 0)
+    for i in range(4):
+        _, one = packed_rows(prompts[i : i + 1], responses[i : i + 1])
+        alone = one.copy(hidden_states(model, one), 0)[0]
+        torch.testing.assert_close(together[i, : len(responses[i])], alone, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_noisy_block_sees_neither_its_own_clean_tokens_nor_later_blocks(block):
+    model, prompts, responses = tiny_model(scale=8.0), tiny_prompts(1), tiny_responses(1)
+    clean, rows = packed_rows(prompts, responses)
+    before = rows.copy(hidden_states(model, rows), 0)[:, block * B : (block + 1) * B]
+    changed = clean.clone()
+    changed[:, block * B :] = VOCABULARY.fill
+    noisy = [torch.full_like(clean, VOCABULARY.mask)]
+    noisy[0][:, (block + 1) * B :] = VOCABULARY.eos  # later noisy blocks too
+    _, other = packed_rows(prompts, [changed[0].tolist()], noisy)
+    after = other.copy(hidden_states(model, other), 0)[:, block * B : (block + 1) * B]
+    torch.testing.assert_close(before, after, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_noisy_block_sees_earlier_clean_blocks_and_itself_both_ways():
+    model, prompts, responses = tiny_model(scale=8.0), tiny_prompts(1), tiny_responses(1)
+    clean, rows = packed_rows(prompts, responses)
+    before = rows.copy(hidden_states(model, rows), 0)
+    changed = [responses[0][:1] + [VOCABULARY.fill] + responses[0][2:]]
+    _, other = packed_rows(prompts, changed)
+    assert not torch.equal(before[:, B:], other.copy(hidden_states(model, other), 0)[:, B:])
+    noisy = [torch.full_like(clean, VOCABULARY.mask)]
+    noisy[0][:, B - 1] = VOCABULARY.fill  # last token of block 0 shows in its first one
+    _, last = packed_rows(prompts, responses, noisy)
+    assert not torch.equal(before[:, 0], last.copy(hidden_states(model, last), 0)[:, 0])
+
+
+def test_mask_by_hand():
+    """Prompt of one, response of two blocks of two, one copy: columns p | c0 c1 c2 c3 | n0 n1 n2 n3."""
+    expected = """
+        1 0000 0000
+        1 1000 0000
+        1 1100 0000
+        1 1110 0000
+        1 1111 0000
+        1 0000 1100
+        1 0000 1100
+        1 1100 0011
+        1 1100 0011
+    """
+    rows = [[c == "1" for c in line if c != " "] for line in expected.strip().splitlines()]
+    assert packed_mask(1, 4, 1, 2).tolist() == rows
