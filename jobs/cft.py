@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dgr2.decoding.shipped import Shipped
 from dgr2.jobs.run import StageContext
 from dgr2.jobs.training_stage import run_training
 
 
 def cft(context: StageContext) -> dict[str, float]:
     """Convert the teacher's checkpoint; decoding parameters travel in the student's folder."""
-    return run_training(context, "cft", context.run.checkpoint("teacher"))
+    figures = run_training(context, "cft", context.run.checkpoint("teacher"))
+    Shipped.of(context.config).save(context.run.checkpoint("cft"))
+    return figures

@@ -21,6 +21,7 @@ GROUND_UP = [
     {"data"},
     {"models"},
     {"decoding"},
+    {"rollout"},
     {"objectives"},
     {"training"},
     {"tuning"},

@@ -32,9 +32,10 @@ def test_layout_on_the_grid(prepared, lists, part):
         fill = next(i for i, token in enumerate(answer) if token != vocabulary.fill)
         start = close + 1 + fill
         assert start % size == 0 and start <= blocks * size and fill < size
-        labels = [vocabulary.labels[i] for i in row["order"]]
-        assert sorted(row["order"]) == list(range(count))
-        assert response[start : start + count] == labels
+        labels = response[start : start + count]
+        assert sorted(labels) == sorted(vocabulary.labels[:count])
+        if part == "train":  # a validation list keeps the expert's order, which tells equal grades apart
+            assert labels == [vocabulary.labels[i] for i in row["order"]]
         rest = response[start + count :]
         assert rest and set(rest) == {vocabulary.eos} and len(rest) <= size
         matched = response[close - 3 * count : close]
@@ -76,7 +77,7 @@ def test_some_training_lists_are_short(lists):
 
 def test_rejection_keeps_lists_without_target_noise_free():
     scores = np.array([[0.1, 0.9, 0.5], [0.1, 0.9, 0.5], [0.0, 5.0, 0.0], [0.4, 0.5, -np.inf]])
-    places = np.array([-1, 1, 0, 0])
+    places = np.array([-1, 1, 2, 0])
     grades = Grades((0.3, 0.6))
     kept, accepted = rejection_sample(scores, places, grades, 8, 0.3, np.random.default_rng(0))
     assert accepted.tolist() == [True, True, False, True]

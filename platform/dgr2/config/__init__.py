@@ -6,6 +6,7 @@ from dgr2.config.fields import keys, walk
 from dgr2.config.fingerprint import fingerprint
 from dgr2.config.load import documented_yaml, from_yaml, load_config, presets, to_yaml
 from dgr2.config.schema import (
+    NOT_FINGERPRINTED,
     CftConfig,
     Config,
     DataConfig,
@@ -18,6 +19,7 @@ from dgr2.config.schema import (
     PromptConfig,
     RayConfig,
     RetrievalConfig,
+    RolloutConfig,
     SemanticIdConfig,
     TeacherConfig,
     TokenizerConfig,
@@ -26,6 +28,7 @@ from dgr2.config.schema import (
 from dgr2.config.validate import validate, validate_inputs
 
 __all__ = [
+    "NOT_FINGERPRINTED",
     "CftConfig",
     "Config",
     "DataConfig",
@@ -38,6 +41,7 @@ __all__ = [
     "PromptConfig",
     "RayConfig",
     "RetrievalConfig",
+    "RolloutConfig",
     "SemanticIdConfig",
     "TeacherConfig",
     "TokenizerConfig",

@@ -179,6 +179,56 @@ class CftConfig:
 
 
 @dataclass
+class OpdConfig:
+    optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(steps=50, batch_size=32, learning_rate=3e-4, checkpoint_every=10)
+    )
+    """Optimisation; ``batch_size`` is the rollouts of a step."""
+    divergence: str = "forward_kl"
+    """``forward_kl``, ``reverse_kl`` or ``jsd`` between teacher and student."""
+    beta: float = 0.5
+    """Weight of the teacher in the mixture of ``jsd``."""
+    top_k: int = 32
+    """Teacher log-probabilities kept a token; the rest is one tail event."""
+    copies: int = 2
+    """Visited states replayed a rollout: one drawn step of every block in each."""
+    ar_weight: float = 0.5
+    """Weight of the divergence on the clean stream (AR mode and anchors)."""
+    correct_answers: bool = True
+    """Remove identifiers already placed, left or visible right, from the teacher in answer slots."""
+    set_weight: float = 1.0
+    """Weight of CFT's set terms at the visited states."""
+    temperature: float = 1.0
+    """Temperature of the rollouts."""
+    source: str = "student"
+    """Who writes the rollouts: ``student`` (on-policy) or ``teacher`` (the comparison without on-policy data)."""
+
+
+@dataclass
+class RlConfig:
+    optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(steps=30, batch_size=64, learning_rate=2e-4, checkpoint_every=10)
+    )
+    """Optimisation; ``batch_size`` is the rollouts of a step, whole groups."""
+    group: int = 8
+    """Rollouts of one prompt, compared with each other."""
+    clip_low: float = 0.2
+    """The ratio is clipped below one minus this."""
+    clip_high: float = 0.28
+    """The ratio is clipped above one plus this (clip-higher)."""
+    rewards: list[str] = field(default_factory=lambda: ["rank", "format", "invalid"])
+    """Rewards by name; see ``dgr2.objectives.rewards``."""
+    reward_weights: list[float] = field(default_factory=lambda: [1.0, 0.5, -0.5])
+    """Weight of each reward."""
+    refills: int = 2
+    """Times that groups without reward spread are replaced by fresh prompts."""
+    updates: int = 1
+    """Optimizer steps on one batch of rollouts; past the first the ratio moves away from one."""
+    temperature: float = 1.0
+    """Temperature of the rollouts, the same in the loss."""
+
+
+@dataclass
 class DecodeConfig:
     threshold: float = 0.9
     """Tau: a position is committed when its largest probability exceeds it."""
@@ -225,6 +275,46 @@ class RayConfig:
 
 
 @dataclass
+class RolloutConfig:
+    workers: int = 2
+    """Actors that decode with the current student; the results do not depend on how many."""
+    cpus_per_worker: float = 0.25
+    """Logical CPUs an actor asks for: below one, so that decoding and training, which take turns, share cores."""
+    threads_per_worker: int = 1
+    """CPU threads of an actor; another number may change the last bits of a log-probability."""
+    teacher_workers: int = 1
+    """Actors that score responses with the frozen teacher."""
+    teacher_cpus: float = 0.25
+    """Logical CPUs a teacher actor asks for."""
+    queue_bound: int = 2
+    """Blocks of samples that may wait for the trainer."""
+    timeout_s: float = 180.0
+    """Longest wait for an actor to start, for its weights and for one chunk; then it is replaced."""
+    retries: int = 3
+    """Times that a chunk is tried again, or an actor started again, after a lost actor or a time-out."""
+
+
+@dataclass
+class ServeConfig:
+    replicas: int = 1
+    """Copies of the model that share the requests."""
+    threads: int = 1
+    """CPU threads and logical CPUs of a replica."""
+    max_batch_size: int = 16
+    """Requests decoded together at most."""
+    batch_wait_ms: float = 5.0
+    """Longest wait for a batch to fill."""
+    max_queued: int = 256
+    """Requests that wait for a replica at most; further ones are answered with 429."""
+    max_history: int = 1000
+    """Items in the history of a request at most."""
+    max_body_kb: int = 256
+    """Size of a request at most."""
+    timeout_s: float = 60.0
+    """Longest time for a request, and for a decode before its replica counts as stuck."""
+
+
+@dataclass
 class Config:
     preset: str = "demo"
     """Name of the preset this configuration started from."""
@@ -252,9 +342,21 @@ class Config:
     """AR teacher: mid-training and SFT."""
     cft: CftConfig = field(default_factory=CftConfig)
     """Conversion fine-tuning."""
+    opd: OpdConfig = field(default_factory=OpdConfig)
+    """On-policy distillation."""
+    rl: RlConfig = field(default_factory=RlConfig)
+    """Reinforcement learning."""
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     """Block decoding as shipped."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Metrics, intervals, speed."""
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    """Deployment; never part of a fingerprint."""
     ray: RayConfig = field(default_factory=RayConfig)
     """Cluster resources; never part of a fingerprint."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """Actors that decode and score; never part of a fingerprint."""
+
+
+NOT_FINGERPRINTED = ("ray", "rollout")
+"""Sections that change where and how fast something runs, never its result."""

@@ -30,6 +30,7 @@ LEAST = {
     "teacher.midtrain.steps": 0,
     "grid.block_size": 2,
     "ray.max_failures": 0,
+    "rollout.retries": 0,
 }
 # Other numbers are at least 0 unless they stand here: (above, at most).
 RANGES = {
@@ -38,6 +39,9 @@ RANGES = {
     "decode.answer_threshold": (0.0, 1.0),
     "teacher.answer_weight": (0.0, 1e6),
     "ray.timeout_s": (0.0, 1e6),
+    "rollout.timeout_s": (0.0, 1e6),
+    "rollout.cpus_per_worker": (0.0, 1e4),
+    "rollout.teacher_cpus": (0.0, 1e4),
 }
 SHARES = ("short_share", "warmup", "full_mask_share", "full_mask_share_answer", "anchor_mask_share")
 LABELS = 26  # candidates are named <A>..<Z>

@@ -18,7 +18,7 @@ from dgr2.data.prompt import ABSENT, TokenTable
 from dgr2.data.statistics import ItemTable, Statistics
 
 STEP_TOKENS = 3  # a candidate's share of the trace: label, evidence, grade
-FOLLOWERS = 3  # categories that step 2 can name
+FOLLOWERS = 4  # categories that step 2 can name
 
 
 @dataclass(frozen=True)

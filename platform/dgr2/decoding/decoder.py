@@ -23,7 +23,8 @@ from dgr2.models.inference import InferenceModel
 class Decoder:
     """Decodes prompts with one model, autoregressively or by blocks.
 
-    The cache is allocated once and grows when a batch needs more room; weights are read at construction.
+    The cache is allocated once and grows when a batch needs more room; weights are read with
+    it, so call :meth:`refresh` after changing them.
     """
 
     def __init__(
@@ -33,6 +34,10 @@ class Decoder:
         self.shift = alignment == "shift"
         self.context = int(model.config.max_position_embeddings)
         self._inference: InferenceModel | None = None
+
+    def refresh(self) -> None:
+        """Read the model's weights anew, after they were changed in place."""
+        self._inference = None
 
     def decode(
         self,

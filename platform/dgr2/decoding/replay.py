@@ -24,6 +24,10 @@ from dgr2.models.backbone import hidden_states, suppress
 from dgr2.models.packed import PackedRows, pack
 
 
+NEVER = torch.iinfo(torch.long).max
+"""Step of a position where nothing was committed."""
+
+
 @dataclass
 class Replay:
     """A batch of trajectories laid out for replay.
@@ -59,7 +63,7 @@ def build_replay(
     size = policy.block_size
     width = -(-max(len(t.tokens) for t in trajectories) // size) * size
     clean = torch.full((len(trajectories), width), vocabulary.eos)
-    steps = torch.full((len(trajectories), width), torch.iinfo(torch.long).max)
+    steps = torch.full((len(trajectories), width), NEVER)
     decided = torch.zeros(len(trajectories), width, dtype=torch.bool)
     for row, t in enumerate(trajectories):
         n = len(t.tokens)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dgr2 import __version__
-from dgr2.config import Config, fingerprint, from_yaml, to_yaml, walk
+from dgr2.config import NOT_FINGERPRINTED, Config, fingerprint, from_yaml, to_yaml, walk
 from dgr2.errors import ConfigError
 from dgr2.storage.files import read_json, write_json, write_text
 
@@ -43,7 +43,7 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder holds something else, or a run of another configuration; nothing is
-                written then. ``ray`` is no part of the comparison.
+                written then. ``NOT_FINGERPRINTED`` sections are no part of the comparison.
         """
         folder = Path(path).resolve()
         if cls.is_run(folder):
@@ -174,11 +174,15 @@ class RunFolder:
 
 
 def changed_keys(a: Config, b: Config) -> list[str]:
-    """Dotted keys in which two configurations differ; ``ray`` and the name of the preset do not count."""
+    """Dotted keys in which two configurations differ; where it runs and the preset's name do not count."""
     other = dict(walk(b))
-    return [k for k, v in walk(a) if v != other[k] and k != "preset" and not k.startswith("ray.")]
+    return [k for k, v in walk(a) if v != other[k] and k != "preset" and not _infrastructure(k)]
 
 
 def config_fingerprint(cfg: Config) -> str:
-    """Fingerprint of all that a run's results depend on: every key outside ``ray``."""
-    return fingerprint({k: v for k, v in walk(cfg) if not k.startswith("ray.")})
+    """Fingerprint of all that a run's results depend on: every key outside ``NOT_FINGERPRINTED``."""
+    return fingerprint({k: v for k, v in walk(cfg) if not _infrastructure(k)})
+
+
+def _infrastructure(key: str) -> bool:
+    return key.split(".")[0] in NOT_FINGERPRINTED

@@ -1,0 +1,122 @@
+"""On-policy distillation: visited states, corrected targets, end token included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from dgr2.config.schema import OpdConfig
+from dgr2.decoding.decoder import Decoder
+from dgr2.decoding.policy import DecodePolicy
+from dgr2.decoding.replay import build_replay
+from dgr2.models.backbone import suppress
+from dgr2.objectives.opd import TeacherScores, draw_states, opd_loss, placed_identifiers
+from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
+
+V = VOCABULARY
+
+
+def rollouts(count=8, seed=51, answer="prefix"):
+    model, prompts = tiny_model(seed, 6.0), tiny_prompts(count)
+    policy = DecodePolicy("policy", 4, 0.3, answer, 0.3, temperature=1.0)
+    found = Decoder(model, V, GRID).decode(prompts, [4] * count, policy, batch_size=count)
+    return model, prompts, found, build_replay(prompts, found, V, GRID)
+
+
+@torch.no_grad()
+def full_scores(teacher, prompts, found, width):
+    """All of the teacher's distribution, computed one unpadded sample at a time by Hugging Face's forward."""
+    scores = []
+    for prompt, t in zip(prompts, found, strict=True):
+        logits = suppress(teacher(input_ids=torch.tensor([prompt + t.tokens])).logits[0], V)
+        logp = logits[len(prompt) - 1 : -1].log_softmax(-1)
+        top, ids = logp.topk(V.size - 2)
+        scores.append((ids.numpy(), top.numpy(), np.full(len(top), -50.0, dtype=np.float32)))
+    return TeacherScores.collate(scores, width)
+
+
+def test_drawn_states_are_visited_ones():
+    _, _, found, replay = rollouts()
+    states = draw_states(replay, 3, np.random.default_rng(0))
+    for masked in states:
+        for row, t in enumerate(found):
+            for first in range(0, len(t.tokens), 4):
+                steps = replay.steps[row, first : first + 4]
+                shown = masked[row, first : first + 4]
+                assert any(torch.equal(shown, steps >= s) for s in range(int(max(t.steps)) + 1))
+                assert shown.any()  # a state that a step was taken in has something to commit
+
+
+def test_placed_identifiers_left_and_visible_right():
+    _, _, found, replay = rollouts()
+    visible = torch.zeros_like(replay.decided)
+    t = found[0]
+    start = t.answer_start
+    visible[0, start + 3] = True
+    banned = placed_identifiers(replay, found, visible, V)
+    answer = t.tokens[start : start + 4]
+    assert banned[0, start].nonzero()[:, 0].tolist() == [answer[3]]
+    assert sorted(banned[0, start + 2].nonzero()[:, 0].tolist()) == sorted([*answer[:2], answer[3]])
+    assert sorted(banned[0, start + 3].nonzero()[:, 0].tolist()) == sorted(answer[:3])
+    assert not banned[0, :start].any() and not banned[0, start + 4 :].any()
+
+
+def test_loss_is_the_exact_kl_at_the_visited_states():
+    """Against a loop over single, unpadded states in Hugging Face's own forward."""
+    student, prompts, found, replay = rollouts(count=3)
+    teacher = tiny_model(52, 6.0)
+    scores = full_scores(teacher, prompts, found, replay.rows.response)
+    states = draw_states(replay, 1, np.random.default_rng(1))
+    config = OpdConfig(ar_weight=0.0, correct_answers=False, copies=1)
+    with torch.no_grad():
+        loss, _ = opd_loss(student, prompts, found, replay, scores, states, V, config)
+        expected = 0.0
+        for row, (prompt, t) in enumerate(zip(prompts, found, strict=True)):
+            target = suppress(teacher(input_ids=torch.tensor([prompt + t.tokens])).logits[0], V)
+            target = target[len(prompt) - 1 : -1].log_softmax(-1)
+            for first in range(0, len(t.tokens), 4):
+                masked = states[0, row, first : first + 4]
+                block = replay.clean[row, first : first + 4].masked_fill(masked, V.mask).tolist()
+                known = prompt + t.tokens[:first]
+                mask = torch.ones(len(known) + 4, len(known) + 4, dtype=torch.bool).tril()
+                mask[len(known) :, len(known) :] = True
+                hidden = student.model(
+                    input_ids=torch.tensor([known + block]),
+                    attention_mask={"full_attention": mask[None, None]},
+                    use_cache=False,
+                ).last_hidden_state[0, len(known) :]
+                q = suppress(student.lm_head(hidden), V).log_softmax(-1)
+                for i in range(1, min(4, len(t.tokens) - first)):
+                    if masked[i] and not (t.forced[first + i] and t.tokens[first + i] == V.fill):
+                        p = target[first + i]
+                        finite = p > -30
+                        expected += float((p.exp() * (p - q[i]))[finite].sum())
+    assert float(loss) == pytest.approx(expected, rel=1e-4)
+
+
+def test_end_of_answer_is_trained_though_the_policy_forces_it():
+    student, prompts, found, replay = rollouts(count=4)
+    scores = full_scores(tiny_model(53, 6.0), prompts, found, replay.rows.response)
+    states = draw_states(replay, 1, np.random.default_rng(2))
+    config = OpdConfig(copies=1)
+    whole, _ = opd_loss(student, prompts, found, replay, scores, states, V, config)
+    end = [len(t.tokens) - 1 for t in found]
+    changed = TeacherScores(scores.ids, scores.top.clone(), scores.tail)
+    for row, position in enumerate(end):
+        changed.top[row, position] = changed.top[row, position].flip(0)
+    other, _ = opd_loss(student, prompts, found, replay, changed, states, V, config)
+    assert float(whole) != float(other)
+
+
+def test_correction_and_ar_term_change_the_loss():
+    student, prompts, found, replay = rollouts()
+    scores = full_scores(tiny_model(54, 6.0), prompts, found, replay.rows.response)
+    states = draw_states(replay, 2, np.random.default_rng(3))
+    config = OpdConfig()
+    losses = [
+        float(opd_loss(student, prompts, found, replay, scores, states, V, c)[0])
+        for c in (config, replace(config, correct_answers=False), replace(config, ar_weight=0.0))
+    ]
+    assert len(set(losses)) == 3 and all(np.isfinite(losses))

@@ -1,0 +1,141 @@
+"""The loop: resumable to the bit, indifferent to the split of a step, and each phase learns."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from dgr2.config.schema import Config, GridConfig, OptimConfig
+from dgr2.training.loop import Phase, fit, learning_rate, make_optimizer, step_indices
+from dgr2.training.tasks import Cft, Midtraining, Sft
+from dgr2.training.worker import read_checkpoint, write_checkpoint
+from ray.train import Checkpoint
+from tiny import VOCABULARY, tiny_model, tiny_prompts, tiny_responses
+
+OPTIM = OptimConfig(steps=6, batch_size=6, micro_batch_size=6, learning_rate=3e-3, checkpoint_every=2)
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    config = Config(grid=GridConfig(block_size=4, trace_blocks=2))
+    config.cft.block_curriculum = [2, 4]
+    return config
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    prompts, responses = tiny_prompts(20), tiny_responses(20)
+    responses[3] = responses[3][:8] + [5, 6, 1, 1]  # two candidates only
+    counts = [2 if i == 3 else 4 for i in range(20)]
+    Dataset.from_dict(
+        {"prompt_ids": prompts, "response_ids": responses, "candidates": [list(range(c)) for c in counts]}
+    ).save_to_disk(str(folder / "instances" / "train"))
+    Dataset.from_dict({"input_ids": [p + r for p, r in zip(prompts, responses, strict=True)]}).save_to_disk(
+        str(folder / "midtrain")
+    )
+    return folder
+
+
+def make_task(kind, data, config):
+    return Midtraining(data, VOCABULARY) if kind == "midtrain" else {"sft": Sft, "cft": Cft}[kind](data, VOCABULARY, config)
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["midtrain", "sft", "cft"])
+def test_interrupted_training_ends_bit_identical(kind, data, config, tmp_path):
+    torch.set_num_threads(1)
+    phase = Phase(kind, make_task(kind, data, config), OPTIM, 1)
+
+    whole = tiny_model(31)
+    fit(whole, phase, make_optimizer(whole, OPTIM), 0, 0, lambda *_: None)
+
+    class Killed(Exception):
+        pass
+
+    broken = tiny_model(31)
+    optimizer = make_optimizer(broken, OPTIM)
+
+    def die_after_four(step, _):
+        if step == 4:
+            write_checkpoint(tmp_path, broken, optimizer, 0, step)
+        if step == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fit(broken, phase, optimizer, 0, 0, die_after_four)
+    state = read_checkpoint(Checkpoint.from_directory(tmp_path))
+    resumed = tiny_model(99)
+    resumed.load_state_dict(state["model"])
+    resumed.tie_weights()
+    optimizer = make_optimizer(resumed, OPTIM)
+    optimizer.load_state_dict(state["optimizer"])
+    fit(resumed, phase, optimizer, 0, state["step"], lambda *_: None)
+    assert same(whole, resumed) and not same(whole, tiny_model(31))
+
+
+@pytest.mark.parametrize("kind", ["midtrain", "sft", "cft"])
+def test_gradient_does_not_depend_on_how_a_step_is_split(kind, data, config):
+    task = make_task(kind, data, config)
+    indices = step_indices(task.size, 6, 0, 0, 1)
+    denominator = task.denominator(indices)
+
+    def gradient(parts):
+        model = tiny_model(32)
+        prepared = task.prepare(indices, 3, 6, np.random.default_rng(5))
+        for first, last in parts:
+            loss, _ = task.loss(model, indices, slice(first, last), prepared)
+            (loss / denominator).backward()
+        return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+    one = gradient([(0, 6)])
+    for parts in ([(0, 3), (3, 6)], [(i, i + 1) for i in range(6)], [(0, 5), (5, 6)]):
+        torch.testing.assert_close(gradient(parts), one, rtol=1e-4, atol=1e-6)
+    assert one.abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", ["midtrain", "sft", "cft"])
+def test_loss_falls(kind, data, config):
+    optim = replace(OPTIM, steps=40)
+    losses = []
+    model = tiny_model(33)
+    fit(
+        model, Phase(kind, make_task(kind, data, config), optim, 1), make_optimizer(model, optim), 0, 0,
+        lambda _, figures: losses.append(figures["loss"]),
+    )  # fmt: skip
+    assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
+
+
+def test_reasoning_weighs_less_than_the_answer(data, config):
+    config = copy.deepcopy(config)
+    config.teacher.reason_weight = 0.0
+    task = Sft(data, VOCABULARY, config)
+    assert task.denominator([0]) == 5  # four labels and the end
+    config.teacher.reason_weight = 0.5
+    assert task.denominator([0]) == 5 + 0.5 * 8
+
+
+def test_every_epoch_sees_every_example_once():
+    seen = [i for step in range(10) for i in step_indices(20, 4, step, 7, 1)]
+    assert sorted(seen[:20]) == list(range(20)) and sorted(seen[20:]) == list(range(20))
+    assert seen[:20] != seen[20:]
+    assert step_indices(3, 8, 0, 0, 1) and len(step_indices(3, 8, 0, 0, 1)) == 8
+
+
+def test_curriculum_ends_on_the_last_block_size(data, config):
+    task = Cft(data, VOCABULARY, config)
+    assert [task.curriculum(s, 8) for s in range(8)] == [2, 2, 2, 2, 4, 4, 4, 4]
+
+
+def test_learning_rate_warms_up_and_decays():
+    optim = OptimConfig(steps=100, warmup=0.1, learning_rate=1.0)
+    assert learning_rate(optim, 0) == pytest.approx(0.1)
+    assert learning_rate(optim, 9) == pytest.approx(1.0)
+    assert learning_rate(optim, 99) == pytest.approx(0.1, abs=0.01)
