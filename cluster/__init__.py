@@ -1,1 +1,1 @@
-"""Getting jobs onto a cluster."""
+"""Getting jobs onto a cluster: staging, submission, doctor, KubeRay manifests, image."""

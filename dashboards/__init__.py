@@ -1,1 +1,1 @@
-"""Dashboards, alerts and the run viewer."""
+"""Grafana dashboard, Prometheus configuration and alert rules, made from the table of metrics."""

@@ -37,6 +37,13 @@ File = Annotated[
 Preset = Annotated[
     str | None, typer.Option("--preset", help="Preset of a run folder that is not there yet [default: demo].")
 ]
+Endpoint = Annotated[
+    str | None, typer.Option("--endpoint-url", help="S3 service [default: Amazon's, or AWS_ENDPOINT_URL].")
+]
+
+ClusterTimeout = Annotated[float, typer.Option("--timeout", help="Longest wait for an answer, in seconds.")]
+# Commands about this machine or about a cluster; the others run stages.
+NOT_SUBMITTED = ("config", "submit", "doctor", "dashboards", "serve")
 
 
 def _version(wanted: bool) -> None:
@@ -116,11 +123,117 @@ def bench(
 
 
 @app.command()
+def serve(
+    overrides: Overrides = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Run folder.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Published model, s3://bucket/prefix.")] = None,
+    port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = 8000,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    endpoint_url: Endpoint = None,
+    cache: Annotated[Path | None, typer.Option("--cache", help="Folder for downloaded models.")] = None,
+) -> None:
+    """Serve the newest good student of a run, or a published one, over HTTP."""
+    with _errors():
+        if (run is None) == (model is None):
+            raise ConfigError("give either --run DIR or --model s3://bucket/prefix")
+        from dgr2.jobs.serve import serve as stay
+
+        stay(model or str(run), overrides or (), host, port, endpoint_url, cache, _console())
+
+
+@app.command()
+def publish(
+    run: Run,
+    address: Annotated[str, typer.Argument(metavar="S3_ADDRESS", help="s3://bucket/prefix.")],
+    endpoint_url: Endpoint = None,
+) -> None:
+    """Upload the newest good student of a run; dgr2 serve --model takes it from there."""
+    with _errors():
+        from dgr2.jobs.publish import publish as upload
+        from dgr2.storage import RunFolder
+
+        upload(RunFolder.open(run), address, endpoint_url, _console())
+
+
+@app.command()
 def config(preset: PresetName, overrides: Overrides = None, config: File = None) -> None:
     """Print the resolved configuration with the docstring of every key; ``--config`` reads it back."""
     with _errors():
         cfg = load_config(preset, overrides or (), file=config, inputs=False)
         typer.echo(documented_yaml(cfg), nl=False)
+
+
+@app.command()
+def submit(
+    stage: Annotated[
+        str, typer.Argument(metavar="STAGE", help="A command that runs stages, such as demo or cft.")
+    ],
+    address: Annotated[str, typer.Option("--address", metavar="URL", help="The cluster's dashboard.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[PRESET] KEY=VALUE", help="As for the stage itself.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Run folder, on storage that all nodes see under this path.")
+    ] = None,
+    preset: Preset = None,
+    cpus: Annotated[
+        float, typer.Option("--cpus", help="Logical CPUs held for the driver; 0 puts it on the head node.")
+    ] = 0.0,
+    wait: Annotated[bool, typer.Option(help="Follow the log and exit as the job does.")] = True,
+    stop_on_interrupt: Annotated[
+        bool, typer.Option("--stop-on-interrupt", help="Ctrl-C stops the job too.")
+    ] = False,
+    timeout: ClusterTimeout = 30.0,
+) -> None:
+    """Run a stage as a job on another Ray cluster, from this package's code."""
+    with _errors():
+        from dgr2.cluster.submit import submission
+        from dgr2.cluster.submit import submit as start
+
+        names = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback is not None]
+        wanted = submission(
+            stage, words or (), [n for n in names if n not in NOT_SUBMITTED], run, preset, cpus
+        )
+
+        def write(text: str) -> None:
+            typer.echo(text, nl=False)
+
+        def say(line: str) -> None:
+            typer.echo(line, err=True)
+
+        code = start(wanted, address, write, say, wait, stop_on_interrupt, timeout)
+    raise typer.Exit(code)
+
+
+@app.command()
+def doctor(
+    overrides: Overrides = None,
+    address: Annotated[
+        str, typer.Option("--address", metavar="URL", help="A cluster's dashboard [default: this machine].")
+    ] = "",
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Folder of runs, which all nodes must write.")
+    ] = None,
+    preset: Preset = None,
+    timeout: ClusterTimeout = 30.0,
+) -> None:
+    """Look for what would keep a run from working, here or on another cluster."""
+    with _errors():
+        from dgr2.cluster.doctor import examine, print_checks
+
+        cfg = load_config(preset or "demo", overrides or (), inputs=False)
+        healthy = print_checks(examine(cfg, address, run, timeout), _console())
+    raise typer.Exit(0 if healthy else 1)
+
+
+@app.command()
+def dashboards(out: Annotated[Path, typer.Option("--out", help="Folder to write to.")]) -> None:
+    """Write the Grafana dashboard, the Prometheus configuration and the alert rules."""
+    with _errors():
+        from dgr2.dashboards.generate import write
+
+        for file in write(out):
+            typer.echo(str(file))
 
 
 def _whole_run(preset: str, overrides: list[str] | None, run: Path | None, file: Path | None) -> None:

@@ -60,7 +60,7 @@ def build(
     advance()
 
     writer = TraceWriter.build(tokens, items, config.grid, config.prompt.history)
-    parts = {"train": training_columns(folds, fold_builders, writer, config)}
+    parts = training_columns(folds, fold_builders, writer, config)
     advance()
     for part in ("valid", "test"):
         parts[part] = held_out_columns(source, part, builder, writer, config)

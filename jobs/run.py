@@ -74,7 +74,9 @@ STAGES = [
     Stage("prepare", (), ("seed", *PREPARE, "model.init"), _job("prepare")),
     Stage("teacher", ("prepare",), ("model", "teacher"), _job("teacher")),
     Stage("cft", ("teacher",), ("cft",), _job("cft")),
-    Stage("evaluate", ("prepare",), ("decode", "evaluation"), _job("evaluate"), uses=("teacher", "cft")),
+    Stage("opd", ("cft",), ("opd",), _job("opd")),
+    Stage("rl", ("opd",), ("rl",), _job("rl")),
+    Stage("evaluate", ("prepare",), ("decode", "evaluation"), _job("evaluate"), uses=("teacher", "cft", "opd", "rl")),
 ]
 # Named by a path in the configuration, by their content in a fingerprint.
 INPUTS = ("data.path", "model.init")

@@ -11,11 +11,16 @@ from dgr2.config.schema import OpdConfig
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy
 from dgr2.decoding.replay import build_replay
-from dgr2.models.backbone import suppress
-from dgr2.objectives.opd import TeacherScores, draw_states, opd_loss, placed_identifiers
+from dgr2.models.backbone import hidden_states, suppress
+from dgr2.objectives.opd import TeacherScores, draw_states, opd_loss, pack_states, placed_identifiers
 from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
 
 V = VOCABULARY
+
+
+def loss_of(student, prompts, found, replay, scores, states, config):
+    rows = pack_states(prompts, replay, states, V)
+    return opd_loss(student, hidden_states(student, rows), rows, found, replay, scores, states, V, config)
 
 
 def rollouts(count=8, seed=51, answer="prefix"):
@@ -71,7 +76,7 @@ def test_loss_is_the_exact_kl_at_the_visited_states():
     states = draw_states(replay, 1, np.random.default_rng(1))
     config = OpdConfig(ar_weight=0.0, correct_answers=False, copies=1)
     with torch.no_grad():
-        loss, _ = opd_loss(student, prompts, found, replay, scores, states, V, config)
+        loss, _ = loss_of(student, prompts, found, replay, scores, states, config)
         expected = 0.0
         for row, (prompt, t) in enumerate(zip(prompts, found, strict=True)):
             target = suppress(teacher(input_ids=torch.tensor([prompt + t.tokens])).logits[0], V)
@@ -101,12 +106,12 @@ def test_end_of_answer_is_trained_though_the_policy_forces_it():
     scores = full_scores(tiny_model(53, 6.0), prompts, found, replay.rows.response)
     states = draw_states(replay, 1, np.random.default_rng(2))
     config = OpdConfig(copies=1)
-    whole, _ = opd_loss(student, prompts, found, replay, scores, states, V, config)
+    whole, _ = loss_of(student, prompts, found, replay, scores, states, config)
     end = [len(t.tokens) - 1 for t in found]
     changed = TeacherScores(scores.ids, scores.top.clone(), scores.tail)
     for row, position in enumerate(end):
         changed.top[row, position] = changed.top[row, position].flip(0)
-    other, _ = opd_loss(student, prompts, found, replay, changed, states, V, config)
+    other, _ = loss_of(student, prompts, found, replay, changed, states, config)
     assert float(whole) != float(other)
 
 
@@ -116,7 +121,7 @@ def test_correction_and_ar_term_change_the_loss():
     states = draw_states(replay, 2, np.random.default_rng(3))
     config = OpdConfig()
     losses = [
-        float(opd_loss(student, prompts, found, replay, scores, states, V, c)[0])
+        float(loss_of(student, prompts, found, replay, scores, states, c)[0])
         for c in (config, replace(config, correct_answers=False), replace(config, ar_weight=0.0))
     ]
     assert len(set(losses)) == 3 and all(np.isfinite(losses))

@@ -358,5 +358,5 @@ class Config:
     """Actors that decode and score; never part of a fingerprint."""
 
 
-NOT_FINGERPRINTED = ("ray", "rollout")
+NOT_FINGERPRINTED = ("ray", "rollout", "serve")
 """Sections that change where and how fast something runs, never its result."""

@@ -15,6 +15,8 @@ CHOICES = {
     "traces.generator": ("evidence",),
     "cft.alignment": ("in_place", "shift"),
     "decode.answer_policy": ("threshold", "prefix"),
+    "opd.divergence": ("forward_kl", "reverse_kl", "jsd"),
+    "opd.source": ("student", "teacher"),
 }
 # Whole numbers are at least 1 unless they stand here.
 LEAST = {
@@ -38,7 +40,12 @@ RANGES = {
     "decode.threshold": (0.0, 1.0),
     "decode.answer_threshold": (0.0, 1.0),
     "teacher.answer_weight": (0.0, 1e6),
+    "rl.reward_weights": (-1e6, 1e6),
+    "rl.temperature": (0.0, 1e6),
+    "opd.temperature": (0.0, 1e6),
+    "opd.beta": (0.0, 1.0),
     "ray.timeout_s": (0.0, 1e6),
+    "serve.timeout_s": (0.0, 1e6),
     "rollout.timeout_s": (0.0, 1e6),
     "rollout.cpus_per_worker": (0.0, 1e4),
     "rollout.teacher_cpus": (0.0, 1e4),
@@ -72,7 +79,7 @@ def _value(path: str, value: object) -> None:
         above, most = RANGES.get(path, (None, None))
         if above is not None and most is not None and not above < value <= most:
             raise ConfigError(f"'{path}' must be above {above:g} and at most {most:g}, not {value:g}")
-        if value < 0:
+        if value < 0 and path not in RANGES:
             raise ConfigError(f"'{path}' must not be negative, and is {value:g}")
         if (name in SHARES or path == "evaluation.sweep") and value > 1:
             raise ConfigError(f"'{path}' must lie between 0 and 1, not at {value:g}")

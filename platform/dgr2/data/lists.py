@@ -36,9 +36,14 @@ class Part:
 
 def training_columns(
     folds: list[Fold], builders: list[InstanceBuilder], writer: TraceWriter, config: Config
-) -> Part:
-    """Cross-fitted lists with traces; lists that rejection sampling gave up are left out."""
+) -> dict[str, Part]:
+    """Cross-fitted lists with traces.
+
+    ``train`` leaves out the lists that rejection sampling gave up: their trace would argue for the wrong item.
+    ``reward`` holds every list with a known target, those too: a reward needs no trace.
+    """
     columns: Columns = {name: [] for name in NAMES}
+    reward: Columns = {name: [] for name in NAMES}
     asked = kept = 0
     for number, (fold, builder) in enumerate(zip(folds, builders, strict=True)):
         rng = np.random.default_rng([config.seed, 13, number])
@@ -55,10 +60,13 @@ def training_columns(
         targets = np.where(fold.known, fold.requests.targets, 0)
         instances = builder.instances(histories, measured)
         _append(columns, rows, fold.requests.users, targets, instances, order, responses)
+        known = np.flatnonzero(fold.known).tolist()
+        _append(reward, known, fold.requests.users, targets, instances, order, responses)
         asked += int(fold.known.sum())
         kept += int((accepted & fold.known).sum())
-    columns["oracle"] = [[] for _ in columns["user"]]
-    return Part(columns, asked, kept)
+    for part in (columns, reward):
+        part["oracle"] = [[] for _ in part["user"]]
+    return {"train": Part(columns, asked, kept), "reward": Part(reward, asked, asked)}
 
 
 def held_out_columns(

@@ -81,11 +81,13 @@ def build_replay(
     return Replay(rows, clean, steps, decided, _banned(trajectories, clean, steps, policy, vocabulary), size)
 
 
-def replay_logprobs(model: Qwen3ForCausalLM, replay: Replay, vocabulary: Vocabulary, shift: bool = False) -> Tensor:
+def replay_logprobs(
+    model: Qwen3ForCausalLM, replay: Replay, vocabulary: Vocabulary, shift: bool = False, temperature: float = 1.0
+) -> Tensor:
     """Log-probability of each token in the state it was committed in: ``[batch, response]``, 0 where not decided."""
     states = decision_states(hidden_states(model, replay.rows), replay, shift)
     keep = replay.decided
-    logp = masked_log_probabilities(model, states[keep], replay.banned[keep], vocabulary)
+    logp = masked_log_probabilities(model, states[keep], replay.banned[keep], vocabulary, temperature)
     chosen = logp.gather(-1, replay.clean[keep][:, None])[:, 0]
     return torch.zeros_like(states[..., 0]).masked_scatter(keep, chosen)
 
@@ -105,9 +107,11 @@ def decision_states(hidden: Tensor, replay: Replay, shift: bool = False) -> Tens
     return torch.where(anchor[None, :, None], clean, in_place)
 
 
-def masked_log_probabilities(model: Qwen3ForCausalLM, states: Tensor, banned: Tensor, vocabulary: Vocabulary) -> Tensor:
+def masked_log_probabilities(
+    model: Qwen3ForCausalLM, states: Tensor, banned: Tensor, vocabulary: Vocabulary, temperature: float
+) -> Tensor:
     """Log-probabilities with each decision's impossible tokens removed and the rest renormalised."""
-    logits = suppress(model.lm_head(states).float(), vocabulary)
+    logits = suppress(model.lm_head(states).float(), vocabulary) / (temperature or 1.0)
     return torch.log_softmax(logits.masked_fill(banned, float("-inf")), dim=-1)
 
 

@@ -23,8 +23,8 @@ from dgr2.config.schema import OpdConfig
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.decoding.replay import NEVER, Replay
 from dgr2.decoding.trajectory import Trajectory
-from dgr2.models.backbone import hidden_states, log_probabilities
-from dgr2.models.packed import pack
+from dgr2.models.backbone import log_probabilities
+from dgr2.models.packed import PackedRows, pack
 from dgr2.objectives.divergence import divergence, remove_tokens, student_events, teacher_events
 
 
@@ -93,9 +93,18 @@ def placed_identifiers(
     return banned
 
 
+def pack_states(
+    prompts: Sequence[Sequence[int]], replay: Replay, states: Tensor, vocabulary: Vocabulary
+) -> PackedRows:
+    """Rows with one noisy copy a drawn state."""
+    noisy = [replay.clean.masked_fill(masked, vocabulary.mask) for masked in states]
+    return pack(prompts, replay.clean, torch.ones_like(replay.decided), noisy, vocabulary.pad, replay.block_size)
+
+
 def opd_loss(
     model: Qwen3ForCausalLM,
-    prompts: Sequence[Sequence[int]],
+    hidden: Tensor,
+    rows: PackedRows,
     trajectories: Sequence[Trajectory],
     replay: Replay,
     scores: TeacherScores,
@@ -106,11 +115,10 @@ def opd_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Sums over tokens of the divergence at visited states and on the clean stream (not normalised).
 
+    ``hidden`` are the states of ``rows``, as :func:`pack_states` made them.
+
     Each visited position weighs one over the number of copies, so a block counts once whatever its steps.
     """
-    noisy = [replay.clean.masked_fill(masked, vocabulary.mask) for masked in states]
-    rows = pack(prompts, replay.clean, torch.ones_like(replay.decided), noisy, vocabulary.pad, replay.block_size)
-    hidden = hidden_states(model, rows)
     real = torch.zeros_like(replay.decided)
     for row, t in enumerate(trajectories):
         fill = torch.tensor(t.forced) & (torch.tensor(t.tokens) == vocabulary.fill)

@@ -98,7 +98,7 @@ def fit(
             for name, value in figures.items():
                 sums[name] = sums.get(name, 0.0) + value / denominator
         if world > 1:
-            _sum_gradients(model)
+            sum_gradients(model)
         norm = nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(optim, step)
@@ -107,7 +107,7 @@ def fit(
     model.eval()
 
 
-def _sum_gradients(model: nn.Module) -> None:
+def sum_gradients(model: nn.Module) -> None:
     """Sum gradients over workers in one flat message; losses are divided by the global denominator already."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in parameters])

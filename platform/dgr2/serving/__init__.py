@@ -1,0 +1,1 @@
+"""A trained student behind HTTP: requests in, permutations out."""
