@@ -20,7 +20,7 @@ import ray
 from ray.actor import ActorHandle
 
 from dgr2.actors.failures import Failure, classify, first_cause, free
-from dgr2.errors import RolloutDataError, RolloutInfraError
+from dgr2.errors import DGR2Error, RolloutDataError, RolloutInfraError
 from dgr2.rollout.health import Fleet, State
 
 log = logging.getLogger(__name__)
@@ -48,12 +48,13 @@ class _Job:
 class _Call:
     """What an actor was asked for last and has not answered."""
 
-    kind: str
-    """``start``, ``probe``, ``arm`` or ``work``."""
+    slot: int
+    what: str
+    """``start``, ``probe``, ``arm``, or the key of its chunk."""
     ref: ray.ObjectRef
     began: float
-    epoch: int = 0
-    job: _Job | None = None
+    epoch: int
+    job: _Job | None
 
 
 class Pool:
@@ -75,7 +76,7 @@ class Pool:
     def __init__(
         self,
         name: str,
-        factory: Callable[[], ActorHandle],
+        factory: Callable[[], Any],
         size: int,
         timeout_s: float,
         retries: int,
@@ -85,6 +86,7 @@ class Pool:
         self._asked = dict(asked)
         self._arm: Arm | None = None
         self._arm_failures = 0
+        self._closed = False
         self.fleet = Fleet(size, retries)
         self.actors: list[ActorHandle | None] = [None] * size
         self._calls: list[_Call | None] = [None] * size
@@ -111,9 +113,9 @@ class Pool:
             RolloutDataError: an actor cannot be built or does not take the weights.
             RolloutInfraError: no actor is left.
         """
-        self._arm, self._arm_failures = call, 0
-        self.fleet.renew()
         with self._closed_on_error():
+            self._arm, self._arm_failures = call, 0
+            self.fleet.renew()
             while not self.fleet.settled():
                 self._tend()
                 self._wait(deque())
@@ -139,7 +141,8 @@ class Pool:
         return [job.result for job in jobs]
 
     def close(self) -> None:
-        """Kill all actors; what they hold is free again."""
+        """Kill all actors; what they hold is free again, and the pool is of no more use."""
+        self._closed = True
         actors, self.actors = self.actors, [None] * len(self.actors)
         self._calls = [None] * len(self._calls)
         for actor in actors:
@@ -148,6 +151,8 @@ class Pool:
 
     @contextmanager
     def _closed_on_error(self) -> Iterator[None]:
+        if self._closed:
+            raise DGR2Error(f"the pool of {self.name} is closed")
         try:
             yield
         except BaseException:
@@ -160,106 +165,105 @@ class Pool:
         """Give every idle actor that is not healthy its next step back to health."""
         if self.fleet.lost():
             raise RolloutInfraError(f"{self.name}: none is left; first cause: {self.fleet.first_cause}")
-        for slot in range(len(self.actors)):
-            if self._calls[slot] is not None:
-                continue
+        for slot, actor in enumerate(self.actors):
             state = self.fleet.state(slot)
-            if state is State.DEAD and not self.fleet.given_up(slot):
-                actor = self.actors[slot] = self._factory()
-                self.fleet.restarting(slot)
-                self._ask(slot, "start", actor.__ray_ready__.remote())
+            if self._calls[slot] is not None or state is State.HEALTHY:
+                continue
+            if actor is None:
+                if not self.fleet.given_up(slot):
+                    actor = self.actors[slot] = self._factory()
+                    self.fleet.restarting(slot)
+                    self._ask(slot, "start", actor.__ray_ready__.remote())
             elif state is State.SUSPECT:
-                self._ask(slot, "probe", self.actors[slot].__ray_ready__.remote())
-            elif state is State.STALE and self._arm is None:
+                self._ask(slot, "probe", actor.__ray_ready__.remote())
+            elif self._arm is None:
                 self.fleet.armed(slot, self.fleet.epoch)
-            elif state is State.STALE:
-                self._ask(slot, "arm", self._arm(self.actors[slot]))
+            else:
+                self._ask(slot, "arm", self._arm(actor))
 
     def _dispatch(self, call: Callable[[ActorHandle, Any], ray.ObjectRef], waiting: deque[_Job]) -> None:
-        for slot in range(len(self.actors)):
+        for slot, actor in enumerate(self.actors):
             idle = self._calls[slot] is None and self.fleet.state(slot) is State.HEALTHY
-            if idle and waiting:
+            if waiting and idle and actor is not None:
                 job = waiting.popleft()
-                self._ask(slot, "work", call(self.actors[slot], job.payload), job)
+                self._ask(slot, job.key, call(actor, job.payload), job)
 
-    def _ask(self, slot: int, kind: str, ref: ray.ObjectRef, job: _Job | None = None) -> None:
-        self._calls[slot] = _Call(kind, ref, time.monotonic(), self.fleet.epoch, job)
+    def _ask(self, slot: int, what: str, ref: ray.ObjectRef, job: _Job | None = None) -> None:
+        self._calls[slot] = _Call(slot, what, ref, time.monotonic(), self.fleet.epoch, job)
 
     # what came back
 
     def _wait(self, waiting: deque[_Job]) -> None:
-        """Wait for an answer or for the next time something is overdue, and act on it."""
-        calls = {call.ref: slot for slot, call in enumerate(self._calls) if call is not None}
+        """Wait for an answer or for the next time that something is overdue, and act on it."""
+        calls = {call.ref: call for call in self._calls if call is not None}
         if not calls:
             return
-        now = time.monotonic()
-        ready, _ = ray.wait(list(calls), timeout=max(0.0, min(map(self._due, calls.values())) - now))
+        until = min(self._due(call) for call in calls.values())
+        ready, _ = ray.wait(list(calls), timeout=max(0.0, until - time.monotonic()))
         for ref in ready:
-            self._answered(calls[ref], waiting)
-        for slot in calls.values():
-            if self._calls[slot] is not None and time.monotonic() >= self._due(slot):
-                self._overdue(slot, waiting)
+            self._answered(calls.pop(ref), waiting)
+        for call in calls.values():
+            if time.monotonic() >= self._due(call):
+                self._overdue(call, waiting)
 
-    def _due(self, slot: int) -> float:
-        """When the slot's silence has to be acted upon: suspicion first, then the time-out."""
-        call = self._calls[slot]
-        first = call.kind == "work" and self.fleet.state(slot) is State.HEALTHY
-        return call.began + self._timeout * (OVERDUE_SHARE if first else 1.0)
+    def _due(self, call: _Call) -> float:
+        """When silence has to be acted upon: suspicion first, then the time-out."""
+        trusted = call.job is not None and self.fleet.state(call.slot) is State.HEALTHY
+        return call.began + self._timeout * (OVERDUE_SHARE if trusted else 1.0)
 
-    def _overdue(self, slot: int, waiting: deque[_Job]) -> None:
-        call = self._calls[slot]
-        what = call.job.key if call.job else call.kind
-        if call.kind == "work" and self.fleet.state(slot) is State.HEALTHY:
-            log.warning("%s %d: %s takes long; %s", self.name, slot, what, free(self._asked))
-            self.fleet.suspect(slot)
+    def _overdue(self, call: _Call, waiting: deque[_Job]) -> None:
+        if self.fleet.state(call.slot) is State.HEALTHY:
+            log.warning("%s %d: %s takes long; %s", self.name, call.slot, call.what, free(self._asked))
+            self.fleet.suspect(call.slot)
             return
-        cause = f"{what}: no answer within {self._timeout:g} s; {free(self._asked)}"
-        self._calls[slot] = None
+        cause = f"{call.what}: no answer within {self._timeout:g} s; {free(self._asked)}"
+        self._calls[call.slot] = None
         # what could not be placed in all that time would not be the next time either
-        self._lose(slot, call, cause, waiting, for_good=call.kind == "start")
+        self._lose(call, cause, waiting, for_good=call.what == "start")
 
-    def _answered(self, slot: int, waiting: deque[_Job]) -> None:
-        call = self._calls[slot]
-        self._calls[slot] = None
+    def _answered(self, call: _Call, waiting: deque[_Job]) -> None:
+        self._calls[call.slot] = None
         try:
             value = ray.get(call.ref, timeout=self._timeout)
         except Exception as error:
-            self._failed(slot, call, error, waiting)
+            self._failed(call, error, waiting)
             return
-        if call.kind == "work":
+        if call.job is not None:
             call.job.result, call.job.done = value, True
-            self.fleet.worked(slot)
-        elif call.kind == "arm":
-            self.fleet.armed(slot, call.epoch)
+            self.fleet.worked(call.slot)
+        elif call.what == "arm":
+            self.fleet.armed(call.slot, call.epoch)
         else:
-            self.fleet.up(slot)
+            self.fleet.up(call.slot)
 
-    def _failed(self, slot: int, call: _Call, error: BaseException, waiting: deque[_Job]) -> None:
+    def _failed(self, call: _Call, error: Exception, waiting: deque[_Job]) -> None:
         kind, cause = classify(error), first_cause(error)
-        if kind is Failure.DATA:
-            self._data_failure(slot, call, error, cause, waiting)
+        if kind is Failure.DATA and call.job is None:
+            self._setup_failure(call, error, cause)
+        elif kind is Failure.DATA and call.job is not None:
+            self._data_failure(call, call.job, error, cause, waiting)
         elif kind is Failure.STALE and call.job is not None:
-            self.fleet.outdated(slot)
+            self.fleet.outdated(call.slot)
             self._again(call.job, cause, waiting)
-        elif kind is Failure.UNAVAILABLE and call.kind != "probe":
-            self.fleet.suspect(slot)
+        elif kind is Failure.UNAVAILABLE and call.what != "probe":
+            self.fleet.suspect(call.slot)
             if call.job is not None:
                 self._again(call.job, cause, waiting)
         else:
-            self._lose(slot, call, cause, waiting)
+            self._lose(call, cause, waiting)
+
+    def _setup_failure(self, call: _Call, error: Exception, cause: str) -> None:
+        """An actor could not be built or did not take its weights; the latter is tried once more."""
+        self._arm_failures += 1
+        if call.what == "arm" and self._arm_failures < DATA_TRIES:
+            return  # it is stale still, so it is armed again
+        what = "does not take its weights" if call.what == "arm" else "cannot start"
+        raise RolloutDataError(f"{self.name}: an actor {what}: {cause}") from error
 
     def _data_failure(
-        self, slot: int, call: _Call, error: BaseException, cause: str, waiting: deque[_Job]
+        self, call: _Call, job: _Job, error: Exception, cause: str, waiting: deque[_Job]
     ) -> None:
-        if call.job is None:
-            self._arm_failures += 1
-            if call.kind == "arm" and self._arm_failures < DATA_TRIES:
-                return  # still stale: armed once more
-            what = "does not take its weights" if call.kind == "arm" else "cannot start"
-            raise RolloutDataError(f"{self.name}: an actor {what}: {cause}") from error
-        job = call.job
-        if self.fleet.state(slot) is State.SUSPECT:  # an error is a sign of life
-            self.fleet.worked(slot)
+        self.fleet.worked(call.slot)  # an error of its own is a sign of life
         job.failures += 1
         job.first_cause = job.first_cause or cause
         if job.failures >= DATA_TRIES:
@@ -267,8 +271,9 @@ class Pool:
         log.warning("%s, %s failed and is tried once more: %s", self.name, job.key, cause)
         waiting.appendleft(job)
 
-    def _lose(self, slot: int, call: _Call, cause: str, waiting: deque[_Job], for_good: bool = False) -> None:
+    def _lose(self, call: _Call, cause: str, waiting: deque[_Job], for_good: bool = False) -> None:
         """Give an actor up; the next round replaces it."""
+        slot = call.slot
         log.warning("%s %d is %s: %s", self.name, slot, "given up" if for_good else "replaced", cause)
         actor, self.actors[slot] = self.actors[slot], None
         if actor is not None:

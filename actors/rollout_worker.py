@@ -22,8 +22,9 @@ from dgr2.decoding.policy import DecodePolicy
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.errors import StaleWeightsError
 from dgr2.models.backbone import load_model
+from dgr2.rollout.checksum import verify
 from dgr2.rollout.chunks import chunk_seed, chunks
-from dgr2.rollout.weights import import_weights, verify
+from dgr2.rollout.weights import import_weights
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,6 @@ class RolloutModel:
     candidates: int
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
 class RolloutWorker:
     """Decodes with the weights it was last given; refuses when others are asked for."""
 
@@ -102,9 +102,10 @@ class RolloutGroup:
     """All rollout workers of a loop; a context manager that leaves none behind."""
 
     def __init__(self, spec: RolloutModel, config: RolloutConfig) -> None:
-        def make() -> ActorHandle:
-            options = RolloutWorker.options(num_cpus=config.cpus_per_worker)
-            return options.remote(spec, config.threads_per_worker)
+        actor = ray.remote(num_cpus=config.cpus_per_worker, max_restarts=0, max_task_retries=0)(RolloutWorker)
+
+        def make() -> Any:
+            return actor.remote(spec, config.threads_per_worker)
 
         asked = {"CPU": config.cpus_per_worker}
         self.pool = Pool("rollout workers", make, config.workers, config.timeout_s, config.retries, asked)

@@ -11,7 +11,10 @@ from dgr2.rollout.queue import BoundedQueue
 
 @ray.remote(num_cpus=0)
 class SampleQueue:
-    """A :class:`~dgr2.rollout.queue.BoundedQueue`; a block waiting for room is held by its producer's call."""
+    """A :class:`~dgr2.rollout.queue.BoundedQueue`; a block that waits for room stays with its producer.
+
+    Calls made at the same time may be served in any order: a producer waits for each ``put``.
+    """
 
     def __init__(self, bound: int) -> None:
         self._queue = BoundedQueue(bound)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
@@ -36,7 +37,6 @@ class TeacherModel:
     candidates: int
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
 class TeacherWorker:
     """Inference only: no optimizer, and nothing that could go stale.
 
@@ -66,8 +66,10 @@ class TeacherGroup:
     """All teacher workers of a loop; a context manager that leaves none behind."""
 
     def __init__(self, spec: TeacherModel, config: RolloutConfig) -> None:
-        def make() -> ActorHandle:
-            return TeacherWorker.options(num_cpus=config.teacher_cpus).remote(spec, config.threads_per_worker)
+        actor = ray.remote(num_cpus=config.teacher_cpus, max_restarts=0, max_task_retries=0)(TeacherWorker)
+
+        def make() -> Any:
+            return actor.remote(spec, config.threads_per_worker)
 
         asked = {"CPU": config.teacher_cpus}
         self.pool = Pool(

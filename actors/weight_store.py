@@ -10,7 +10,7 @@ import numpy as np
 import ray
 
 from dgr2.errors import DGR2Error, RolloutInfraError, StaleWeightsError
-from dgr2.rollout.weights import verify
+from dgr2.rollout.checksum import verify
 
 KEPT = 2
 NONE = -1
@@ -24,7 +24,7 @@ class Weights:
     Attributes:
         version: Rising from publication to publication.
         state: Reference to ``{name: array}``; pass it on as an argument of its own, so that Ray resolves it.
-        checksum: :func:`dgr2.rollout.weights.checksum` of the state.
+        checksum: :func:`dgr2.rollout.checksum.checksum` of the state.
     """
 
     version: int

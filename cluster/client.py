@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from dgr2.errors import UserError
 
 # Ray lets these decide where a job goes, whatever address its client is given.
 OVERRIDES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+# Ray's client reports every upload and every closed connection.
+CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
 SET_TOKEN = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH, the file that holds it)"
 
 
@@ -31,6 +34,8 @@ class JobsClient(JobSubmissionClient):
 
     def __init__(self, address: str, auth_mode: str, timeout_s: float) -> None:
         self.address, self.auth_mode, self._timeout_s = address, auth_mode, timeout_s
+        for name in CHATTY:
+            logging.getLogger(name).setLevel(logging.WARNING)
         with _without_overrides():
             super().__init__(address)
 
@@ -67,8 +72,9 @@ def dashboard_url(address: str) -> str:
     url = (address if "://" in address else f"http://{address}").rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+        shown = address.rpartition("@")[2]  # not a password
         raise UserError(
-            f"--address is the URL of the cluster's dashboard, such as http://head:8265, not {address}"
+            f"--address is the URL of the cluster's dashboard, such as http://head:8265, not '{shown}'"
         )
     return url
 

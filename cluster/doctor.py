@@ -13,6 +13,7 @@ from typing import Literal
 
 import ray
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dgr2.cluster.client import JobsClient, cluster_errors, connect
@@ -21,6 +22,7 @@ from dgr2.cluster.probe import ClusterFacts, facts_from_log, gather
 from dgr2.cluster.staging import StagedTree, checkout, staged_tree
 from dgr2.config import Config
 from dgr2.errors import DGR2Error
+from dgr2.rollout.capacity import Demand, loop_demands
 from dgr2.training.session import ray_session
 
 Outcome = Literal["ok", "warning", "failed"]
@@ -90,13 +92,16 @@ def judge(facts: ClusterFacts, cfg: Config, folder: str) -> list[Check]:
 
 def demands(cfg: Config) -> dict[str, dict[str, float]]:
     """Logical resources that the parts of a configuration hold at a time."""
-    workers = cfg.ray.num_workers
-    training = {"CPU": float(workers * cfg.ray.threads_per_worker)}
-    if cfg.ray.use_gpu:
-        training["GPU"] = float(workers)
-    pools = cfg.rollout.workers * cfg.rollout.cpus_per_worker
-    pools += cfg.rollout.teacher_workers * cfg.rollout.teacher_cpus
-    return {"training": training, "loops (opd, rl)": {**training, "CPU": training["CPU"] + pools}}
+    workers, gpus = cfg.ray.num_workers, float(cfg.ray.use_gpu)
+    parts = {
+        "training": [Demand("train workers", workers, cfg.ray.threads_per_worker, gpus)],
+        "loops (opd, rl)": loop_demands(cfg.rollout, workers, cfg.rollout.train_cpus, gpus),
+        "serving": [Demand("replicas", cfg.serve.replicas, cfg.serve.threads)],
+    }
+    return {
+        part: {kind: sum(d.count * d.each[kind] for d in asked) for kind in ("CPU", "GPU")}
+        for part, asked in parts.items()
+    }
 
 
 def print_checks(checks: Iterable[Check], console: Console) -> bool:
@@ -104,7 +109,7 @@ def print_checks(checks: Iterable[Check], console: Console) -> bool:
     table, checks = Table("check", "outcome", "found", box=None), list(checks)
     for check in checks:
         colour = COLOURS[check.outcome]
-        table.add_row(check.name, f"[{colour}]{check.outcome}[/]", check.found)
+        table.add_row(check.name, f"[{colour}]{check.outcome}[/]", escape(check.found))
     console.print(table)
     return all(c.outcome != "failed" for c in checks)
 
@@ -159,8 +164,9 @@ def _resources(what: str, need: dict[str, float], facts: ClusterFacts) -> Check:
     asked = ", ".join(
         f"{amount:g} {kind} of {facts.free.get(kind, 0):g} free, {facts.total.get(kind, 0):g} in all"
         for kind, amount in need.items()
+        if amount
     )
     if any(amount > facts.total.get(kind, 0) for kind, amount in need.items()):
-        return Check(what, "failed", f"{asked}: lower ray.num_workers or ray.threads_per_worker")
+        return Check(what, "failed", f"{asked}: ask for less or join a larger cluster")
     busy = any(amount > facts.free.get(kind, 0) for kind, amount in need.items())
     return Check(what, "warning" if busy else "ok", asked)

@@ -57,10 +57,10 @@ ALERTS = (
     ),
     Alert(
         "WorkersAreLost",
-        f"sum by (run, stage, role) (increase({_of('dgr2_worker_restarts')}[15m])) >= 3",
+        f"sum by (run, stage) (increase({_of('dgr2_worker_restarts')}[15m])) >= 3",
         "0m",
         "warning",
-        "{{ $labels.role }} workers of {{ $labels.run }} were replaced 3 times or more in 15 minutes",
+        "3 or more workers of {{ $labels.run }} ({{ $labels.stage }}) were replaced within 15 minutes",
     ),
     Alert(
         "StaleSamples",

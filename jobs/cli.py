@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+
 from dgr2 import __version__
 from dgr2.config import documented_yaml, load_config
 from dgr2.errors import ConfigError, DGR2Error
-from rich.console import Console
 
 app = typer.Typer(
     help="Diffusion-GR2: an autoregressive reasoning re-ranker, converted into a block-diffusion re-ranker.",
@@ -42,8 +43,8 @@ Endpoint = Annotated[
 ]
 
 ClusterTimeout = Annotated[float, typer.Option("--timeout", help="Longest wait for an answer, in seconds.")]
-# Commands about this machine or about a cluster; the others run stages.
-NOT_SUBMITTED = ("config", "submit", "doctor", "dashboards", "serve")
+# Commands that are no stages; ``submit`` takes the others.
+NOT_SUBMITTED = ("config", "submit", "doctor", "dashboards", "serve", "publish")
 
 
 def _version(wanted: bool) -> None:

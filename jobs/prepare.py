@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,14 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from dgr2.config.schema import Config
-from dgr2.data.crossfit import Fold, cross_fit, cross_fitted_experts, fit_expert
-from dgr2.data.evidence import Buckets
+from dgr2.data.crossfit import Fold, cross_fit, cross_fitted_experts, fit_expert, raw_features
+from dgr2.data.evidence import Buckets, shown_features
 from dgr2.data.instances import InstanceBuilder
 from dgr2.data.lists import Part, held_out_columns, training_columns
 from dgr2.data.midtrain import midtrain_rows
 from dgr2.data.output import write_catalogue, write_dataset, write_instances
 from dgr2.data.prompt import TokenTable
+from dgr2.data.reading import HistoryReader
 from dgr2.data.retrieval import Retriever
 from dgr2.data.semantic_ids import SemanticIds, build_semantic_ids
 from dgr2.data.source import Source, load_source
@@ -59,7 +61,7 @@ def build(
     builder, fold_builders = fit_builders(training, items, folds, tokens, config)
     advance()
 
-    writer = TraceWriter.build(tokens, items, config.grid, config.prompt.history)
+    writer = TraceWriter(tokens, config.grid)
     parts = training_columns(folds, fold_builders, writer, config)
     advance()
     for part in ("valid", "test"):
@@ -79,29 +81,40 @@ def fit_builders(
     training: list[list[int]], items: ItemTable, folds: list[Fold], tokens: TokenTable, config: Config
 ) -> tuple[InstanceBuilder, list[InstanceBuilder]]:
     """The builder of the held-out lists and of serving, and one a fold for its training lists."""
-    experts = cross_fitted_experts(folds, config)
+    expert, seed = config.expert, config.seed
     present = [fold.candidates.items > 0 for fold in folds]
     values = np.concatenate([fold.features[there] for fold, there in zip(folds, present, strict=True)])
-    scores = [
-        np.where(there, expert.score(fold.features), -np.inf)
-        for fold, there, expert in zip(folds, present, experts, strict=True)
-    ]
     buckets = Buckets.fit(values, config.prompt.buckets)
+
+    def shown(fold: Fold) -> np.ndarray:
+        return shown_features(buckets.apply(fold.features))
+
+    grading = replace(expert, depth=config.traces.grader_depth)
+    graders = cross_fitted_experts(folds, shown, grading, seed)
+    scores = [
+        np.where(there, grader.score(shown(fold)), -np.inf)
+        for fold, there, grader in zip(folds, present, graders, strict=True)
+    ]
     grades = Grades.fit(np.concatenate(scores), config.traces.grades)
-    shown = config.prompt.history
+    room = HistoryReader.room_on(config.grid, config.data.candidates)
+    reader = HistoryReader.build(tokens, items, config.prompt.history, room)
     final = InstanceBuilder(
         Retriever.fit(training, len(items.leaf) - 1, config.retrieval),
         Statistics.fit(training, items),
         items,
-        fit_expert(folds, config),
+        fit_expert(folds, raw_features, expert, seed),
         buckets,
+        fit_expert(folds, shown, grading, seed),
         grades,
         tokens,
-        shown,
+        reader,
     )
+    # a fold's lists only need its grader: the expert's order is a row of the report, not a target
     of_folds = [
-        InstanceBuilder(fold.retriever, fold.statistics, items, expert, buckets, grades, tokens, shown)
-        for fold, expert in zip(folds, experts, strict=True)
+        InstanceBuilder(
+            fold.retriever, fold.statistics, items, final.expert, buckets, grader, grades, tokens, reader
+        )
+        for fold, grader in zip(folds, graders, strict=True)
     ]
     return final, of_folds
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from dgr2.jobs.student import best_student
 from dgr2.serving.location import description, published_files
-from dgr2.serving.reranker import load_newest
 from dgr2.storage import RunFolder
 from dgr2.storage.objects import ObjectStore, StorageUri
 from dgr2.telemetry import Progress
@@ -20,7 +20,7 @@ def publish(run: RunFolder, address: str, endpoint_url: str | None, console: Con
     """
     uri = StorageUri.parse(address)
     store = ObjectStore(endpoint_url)
-    student = load_newest(run, run.config().serve.max_history)
+    student = best_student(run, run.config().serve.max_history)
     files = published_files(run, student.name)
     about = description(run, student.name, student.version)
     with Progress(console) as progress, progress.task("publish", total=len(files)) as task:

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from dgr2.config import Config, fingerprint, walk
 from dgr2.errors import ConfigError, UserError
 from dgr2.storage import RunFolder, changed_keys
 from dgr2.telemetry import MetricLog, Progress
-from rich.console import Console
 
 log = logging.getLogger(__name__)
 

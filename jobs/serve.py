@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import ray
 from ray import serve as ray_serve
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus
@@ -24,12 +25,13 @@ from rich.text import Text
 from dgr2.config import NOT_FINGERPRINTED, Config, load_config
 from dgr2.config.schema import RayConfig
 from dgr2.errors import CapacityError, ConfigError, DGR2Error
+from dgr2.jobs.student import best_student
 from dgr2.serving.deployment import APPLICATION, ServeArgs, build
 from dgr2.serving.location import locate
 from dgr2.serving.reranker import load_newest
 from dgr2.storage import RunFolder, changed_keys
 from dgr2.storage.objects import SCHEME
-from dgr2.training.session import ray_session, require_capacity
+from dgr2.training.session import ray_session
 
 POLL_S = 0.2
 
@@ -49,14 +51,15 @@ def serve(
         DGR2Error: no good student, the port is taken, the cluster is too small, or Serve fails to deploy.
     """
     require_free_port(host, port)
-    if model.startswith(SCHEME):
+    published = model.startswith(SCHEME)
+    if published:
         console.print(Text(f"fetching {model}"), soft_wrap=True)
     run = locate(model, cache, endpoint_url)
-    cfg = serving_config(run, overrides, published=model.startswith(SCHEME))
-    reranker = load_newest(run, cfg.serve.max_history)
+    cfg = serving_config(run, overrides, published)
+    reranker = (load_newest if published else best_student)(run, cfg.serve.max_history)
     query = reranker.example()
     args = ServeArgs(
-        model=model if model.startswith(SCHEME) else str(run.path),
+        model=model if published else str(run.path),
         stage=reranker.name,
         endpoint_url=endpoint_url,
         cache=str(cache.resolve()) if cache else None,
@@ -64,14 +67,14 @@ def serve(
     )
     console.print(Text(f"'{reranker.name}' {reranker.version} answers: deploying"))
     with ray_session(cfg.ray), interruption() as stopped:
-        require_capacity(cfg.ray, cfg.serve.replicas * cfg.serve.threads, what="serving")
+        require_cpus(cfg)
         try:
             deploy(args, cfg, host, port, stopped)
             if not stopped.is_set():
                 announce(console, host, port, query.history, query.candidates)
             stopped.wait()
         finally:
-            withdraw(cfg.ray)
+            ray_serve.delete(APPLICATION)
     console.print("stopped")
 
 
@@ -107,6 +110,20 @@ def require_free_port(host: str, port: int) -> None:
         raise ConfigError(f"cannot listen on {host} port {port}: {advice}") from error
 
 
+def require_cpus(cfg: Config) -> None:
+    """Refuse more replicas than the cluster could ever place.
+
+    Raises:
+        CapacityError: with what was asked for and what there is.
+    """
+    asked, there = cfg.serve.replicas * cfg.serve.threads, ray.cluster_resources().get("CPU", 0)
+    if asked > there:
+        raise CapacityError(
+            f"serving asks for {asked} CPUs ({cfg.serve.replicas} replicas with {cfg.serve.threads}); the cluster "
+            f"has {there:g}: lower serve.replicas or serve.threads, or join a larger cluster"
+        )
+
+
 def deploy(args: ServeArgs, cfg: Config, host: str, port: int, stopped: threading.Event) -> None:
     """Start Serve and the application; returns when it answers, or when it is no longer wanted.
 
@@ -132,14 +149,6 @@ def deploy(args: ServeArgs, cfg: Config, host: str, port: int, stopped: threadin
                 "answer: raise ray.timeout_s, ask for less, or look whether the cluster serves elsewhere"
             )
         stopped.wait(POLL_S)
-
-
-def withdraw(ray: RayConfig) -> None:
-    """Take the application down; on a cluster of others, only this one."""
-    if ray.address:
-        ray_serve.delete(APPLICATION)
-    else:
-        ray_serve.shutdown()
 
 
 def answers(host: str, port: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,10 +12,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 import requests
-
 
 START_S = 90
 BIN = Path(sys.executable).parent
@@ -79,20 +78,32 @@ def wait_for(cluster: Cluster, head: subprocess.Popen[bytes], log: Path) -> None
 
 
 def end(head: subprocess.Popen[bytes], session: Path) -> None:
-    """End the head and what it started: descendants, and processes of its session folder."""
-    mine = psutil.Process(head.pid).children(recursive=True) if head.poll() is None else []
+    """End the head, then whatever of its processes outlived it."""
     head.terminate()
     try:
         head.wait(20)
     except subprocess.TimeoutExpired:
         head.kill()
         head.wait(20)
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(session) in word for word in process.info["cmdline"] or ()):
-            mine.append(process)
-    for process in mine:
+    for _ in range(50):
+        left = processes(session)
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.2)
+
+
+def processes(session: Path) -> list[int]:
+    """Processes that were started with this session's folder in their environment, as all of a node are."""
+    mark, found = f"RAY_TMPDIR={session}\0".encode(), []
+    for file in Path("/proc").glob("[0-9]*/environ"):
         try:
-            process.kill()
-        except psutil.NoSuchProcess:
+            if mark in file.read_bytes():
+                found.append(int(file.parent.name))
+        except OSError:  # gone, or another user's
             continue
-    psutil.wait_procs(mine, timeout=10)
+    return found

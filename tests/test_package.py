@@ -34,7 +34,7 @@ def test_wheel_holds_every_module_and_preset(root: Path, tmp_path: Path) -> None
     expected = {
         f"{package}/{file.relative_to(source / folder).as_posix()}"
         for folder, package in FOLDERS.items()
-        for pattern in ("*.py", "*.yaml")
+        for pattern in ("*.py", "*.yaml", "*.json")
         for file in (source / folder).rglob(pattern)
     }
     assert shipped == expected

@@ -59,6 +59,7 @@ def cluster(site: Path) -> Iterator[Cluster]:
             stack.enter_context(tempfile.TemporaryDirectory(prefix="dg", ignore_cleanup_errors=True))
         )
         environment = made.environment(PYTHONPATH=None, RAY_TMPDIR=str(session), RAY_USAGE_STATS_ENABLED="0")
+        environment["RAY_metrics_report_interval_ms"] = "1000"
         environment["PATH"] = f"{BIN}{os.pathsep}{environment['PATH']}"
         log = stack.enter_context((session / "head.log").open("wb"))
         options = {

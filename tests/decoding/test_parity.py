@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from dataclasses import replace
+from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
+
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy, ar_policy, restricted
 from dgr2.decoding.rows import BlockRow
 from dgr2.errors import ConfigError, DataError
 from dgr2.models.backbone import suppress
-from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
 
 V = VOCABULARY
 SCALES = [1.0, 12.0]  # nearly uniform, and sharp, distributions

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
+
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy
 from dgr2.decoding.replay import build_replay, replay_logprobs
 from dgr2.errors import DataError
-from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
 
 V = VOCABULARY
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts, tiny_responses
+
 from dgr2.models.backbone import hidden_states
 from dgr2.models.packed import pack, packed_mask, pad_responses
-from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts, tiny_responses
 
 B = GRID.block_size
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny import VOCABULARY, tiny_model, tiny_prompts
+
 from dgr2.config.schema import CftConfig
 from dgr2.models.backbone import hidden_states, log_probabilities
 from dgr2.models.packed import pack, pad_responses
 from dgr2.objectives.cft import COPIES, Noise, diffusion_loss, draw_noise, set_terms
-from tiny import VOCABULARY, tiny_model, tiny_prompts
 
 V = VOCABULARY
 PLAIN = CftConfig(

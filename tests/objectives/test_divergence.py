@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from dgr2.errors import ConfigError
 from dgr2.objectives.divergence import divergence, remove_tokens, student_events, teacher_events
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
+
 from dgr2.config.schema import OpdConfig
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy
 from dgr2.decoding.replay import build_replay
 from dgr2.models.backbone import hidden_states, suppress
 from dgr2.objectives.opd import TeacherScores, draw_states, opd_loss, pack_states, placed_identifiers
-from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
 
 V = VOCABULARY
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from dgr2.errors import ConfigError
 from dgr2.objectives.rewards import Outcome, reward, total_reward
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
+
 from dgr2.config.schema import RlConfig
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy
 from dgr2.decoding.replay import build_replay, replay_logprobs
 from dgr2.objectives.rl import group_advantages, policy_loss
-from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
 
 
 def test_advantages_are_normalised_in_groups_and_zero_without_spread():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from dgr2.config import load_config, presets
 from dgr2.errors import CapacityError
 from dgr2.rollout.capacity import Demand, free_text, loop_demands, require
@@ -28,14 +29,18 @@ def test_the_message_is_the_arithmetic() -> None:
 
 def test_fractions_add_up_and_gpus_count() -> None:
     require([Demand("actors", 10, 0.1)], {"CPU": 1.0})
-    with pytest.raises(CapacityError, match="1 train workers x 1 = 1 GPUs\ntogether 1 GPUs, and the cluster has 0"):
+    with pytest.raises(
+        CapacityError, match="1 train workers x 1 = 1 GPUs\ntogether 1 GPUs, and the cluster has 0"
+    ):
         require([Demand("train workers", 1, 1, 1)], {"CPU": 8.0})
 
 
 def test_a_single_actor_must_fit_on_a_node() -> None:
     nodes = [{"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}]
     require([Demand("train workers", 2, 2)], {"CPU": 4.0}, nodes)
-    with pytest.raises(CapacityError, match="each of 1 train workers asks for 3 CPUs, and the largest node has 2"):
+    with pytest.raises(
+        CapacityError, match="each of 1 train workers asks for 3 CPUs, and the largest node has 2"
+    ):
         require([Demand("train workers", 1, 3)], {"CPU": 4.0}, nodes)
 
 

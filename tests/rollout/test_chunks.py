@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from dgr2.errors import ConfigError
 from dgr2.rollout.chunks import chunk_seed, chunks
 

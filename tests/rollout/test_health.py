@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from dgr2.errors import DGR2Error
 from dgr2.rollout.health import Fleet, State
 
@@ -27,7 +28,13 @@ def test_a_dead_actor_returns_through_stale_and_an_arming() -> None:
     healthy(fleet, 0)
     assert fleet.settled()
     fleet.dead(0, "killed")
-    for shortcut in (fleet.up, lambda slot: fleet.armed(slot, 0), fleet.worked, fleet.suspect, fleet.outdated):
+    for shortcut in (
+        fleet.up,
+        lambda slot: fleet.armed(slot, 0),
+        fleet.worked,
+        fleet.suspect,
+        fleet.outdated,
+    ):
         with pytest.raises(DGR2Error, match="dead"):
             shortcut(0)
     fleet.restarting(0)

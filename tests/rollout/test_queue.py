@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from dgr2.errors import ConfigError, RolloutDataError, RolloutInfraError
 from dgr2.rollout.queue import BoundedQueue, QueueClosed
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tiny import VOCABULARY, tiny_model, tiny_prompts, tiny_responses
+
 from dgr2.errors import DataError
 from dgr2.models.backbone import suppress
 from dgr2.rollout.teacher import score_responses, top_and_tail
-from tiny import VOCABULARY, tiny_model, tiny_prompts, tiny_responses
 
 
 @pytest.fixture(scope="module")

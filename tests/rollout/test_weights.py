@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
+
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import ar_policy
 from dgr2.errors import StorageError
-from dgr2.rollout.weights import checksum, export_weights, import_weights, verify
-from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
+from dgr2.rollout.checksum import checksum, verify
+from dgr2.rollout.weights import export_weights, import_weights
 
 
 def test_a_decoder_follows_the_weights_once_refreshed() -> None:

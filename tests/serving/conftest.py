@@ -14,6 +14,7 @@ from dgr2.data.source import load_source
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.decoding.shipped import Shipped
 from dgr2.jobs.prepare import build
+from dgr2.jobs.run import current_fingerprint
 from dgr2.models.backbone import build_model, save_model
 from dgr2.storage import RunFolder
 
@@ -30,7 +31,7 @@ def config() -> Config:
     return load_config("demo", SETTINGS)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prepared_run(tmp_path_factory: pytest.TempPathFactory, config: Config) -> RunFolder:
     """A run after ``prepare``."""
     run = RunFolder.create_or_open(tmp_path_factory.mktemp("serving") / "a run", config)
@@ -52,13 +53,14 @@ def add_student(config: Config) -> Callable[..., Path]:
         Shipped(
             shipped.grid, replace(shipped.decode, answer_policy=policy), shipped.alignment, shipped.candidates
         ).save(folder)
-        run.finish_stage(stage, f"{stage}-{seed}", 1.0, {"loss": 1.0})
+        made_from = current_fingerprint(run, config, stage) if stage == "cft" else stage
+        run.finish_stage(stage, made_from, 1.0, {"loss": 1.0})
         return folder
 
     return add
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served_run(prepared_run: RunFolder, add_student: Callable[..., Path]) -> RunFolder:
     """A run with a student whose rules keep every answer a permutation."""
     add_student(prepared_run, "cft")

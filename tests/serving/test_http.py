@@ -103,7 +103,7 @@ def server(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Server]:
     """Serves a published student without rules, so that hardly an answer needs no repair."""
-    add_student(prepared_run, "opd", policy="threshold")
+    add_student(prepared_run, "cft", policy="threshold")
     address = "s3://models/a shop/newest"
     result = CliRunner().invoke(
         app, ["publish", "--run", str(prepared_run.path), address, "--endpoint-url", storage]
@@ -139,7 +139,7 @@ def is_permutation(ranking: list[int], body: dict[str, Any]) -> bool:
 
 def test_health_documentation_and_the_printed_example(server: Server) -> None:
     status, health = server.call("/healthz")
-    assert status == 200 and health["status"] == "ok" and health["model"]["name"] == "opd"
+    assert status == 200 and health["status"] == "ok" and health["model"]["name"] == "cft"
     paths = server.call("/openapi.json")[1]["paths"]
     assert {"/v1/rerank", "/v1/example", "/healthz"} <= set(paths)
     body = paths["/v1/rerank"]["post"]["requestBody"]["content"]["application/json"]["schema"]

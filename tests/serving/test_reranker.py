@@ -129,7 +129,7 @@ def test_the_newest_good_student_is_taken(
     damage(add_student(run_copy, "rl", seed=1))
     assert load_newest(run_copy, HISTORY).name == "cft"
     with pytest.raises(StorageError, match="rl: "):
-        load_newest(run_copy, HISTORY, stage="rl")
+        load_newest(run_copy, HISTORY, stages=["rl"])
 
 
 def test_an_unfinished_stage_is_no_student(run_copy: RunFolder, add_student: Add) -> None:
@@ -145,7 +145,7 @@ def test_a_model_whose_prompts_leave_no_room_is_refused(reranker: Reranker) -> N
     lists = [list(range(start, start + CANDIDATES)) for start in range(1, ITEMS - CANDIDATES)]
     built = reranker.builder.build([list(range(1, 20))] * len(lists), lists)
     prompts = [len(instance.prompt_ids) for instance in built]
-    assert max(prompts) <= reranker.longest_prompt <= max(prompts) + 2 * CANDIDATES
+    assert max(prompts) <= reranker.longest_prompt <= 1.3 * max(prompts)
     tight = copy.copy(reranker)
     tight.decoder = copy.copy(reranker.decoder)
     tight.decoder.context = reranker.longest_prompt + 12

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from ray.train import Checkpoint
+from tiny import VOCABULARY, tiny_model, tiny_prompts, tiny_responses
+
 from dgr2.config.schema import Config, GridConfig, OptimConfig
 from dgr2.training.loop import Phase, fit, learning_rate, make_optimizer, step_indices
 from dgr2.training.tasks import Cft, Midtraining, Sft
 from dgr2.training.worker import read_checkpoint, write_checkpoint
-from ray.train import Checkpoint
-from tiny import VOCABULARY, tiny_model, tiny_prompts, tiny_responses
 
 OPTIM = OptimConfig(steps=6, batch_size=6, micro_batch_size=6, learning_rate=3e-3, checkpoint_every=2)
 

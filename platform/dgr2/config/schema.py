@@ -76,6 +76,8 @@ class PromptConfig:
 class TraceConfig:
     generator: str = "evidence"
     """Writer of the reasoning traces; ``evidence`` needs no language model."""
+    grader_depth: int = 2
+    """Depth of the grader's trees: LambdaMART on what the prompt shows of a candidate."""
     grades: int = 10
     """Levels of the grade that the trace gives to every candidate."""
     tries: int = 8
@@ -286,6 +288,8 @@ class RolloutConfig:
     """Actors that score responses with the frozen teacher."""
     teacher_cpus: float = 0.25
     """Logical CPUs a teacher actor asks for."""
+    train_cpus: float = 0.5
+    """Logical CPUs of a training worker of the loops; it trains on ``ray.threads_per_worker`` threads."""
     queue_bound: int = 2
     """Blocks of samples that may wait for the trainer."""
     timeout_s: float = 180.0

@@ -49,6 +49,7 @@ RANGES = {
     "rollout.timeout_s": (0.0, 1e6),
     "rollout.cpus_per_worker": (0.0, 1e4),
     "rollout.teacher_cpus": (0.0, 1e4),
+    "rollout.train_cpus": (0.0, 1e4),
 }
 SHARES = ("short_share", "warmup", "full_mask_share", "full_mask_share_answer", "anchor_mask_share")
 LABELS = 26  # candidates are named <A>..<Z>

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dgr2.config.schema import Config
+from dgr2.config.schema import Config, ExpertConfig
 from dgr2.data.evidence import features
 from dgr2.data.expert import Expert
 from dgr2.data.retrieval import Candidates, Retriever
@@ -102,14 +102,22 @@ def find(items: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return np.where(hits.any(axis=1), hits.argmax(axis=1), -1)
 
 
-def cross_fitted_experts(folds: list[Fold], config: Config) -> list[Expert]:
+Features = Callable[[Fold], np.ndarray]
+
+
+def raw_features(fold: Fold) -> np.ndarray:
+    """The 14 features of a fold's lists."""
+    return fold.features
+
+
+def cross_fitted_experts(folds: list[Fold], of: Features, config: ExpertConfig, seed: int) -> list[Expert]:
     """One expert a fold, fitted on the known lists of the other folds."""
-    return [fit_expert([f for f in folds if f is not fold], config) for fold in folds]
+    return [fit_expert([f for f in folds if f is not fold], of, config, seed) for fold in folds]
 
 
-def fit_expert(folds: list[Fold], config: Config) -> Expert:
-    """The expert of the known lists of these folds."""
-    values = np.concatenate([fold.features[fold.known] for fold in folds])
+def fit_expert(folds: list[Fold], of: Features, config: ExpertConfig, seed: int) -> Expert:
+    """The expert of the known lists of these folds, on the features that ``of`` takes from a fold."""
+    values = np.concatenate([of(fold)[fold.known] for fold in folds])
     present = np.concatenate([fold.candidates.items[fold.known] > 0 for fold in folds])
     places = np.concatenate([fold.places[fold.known] for fold in folds])
-    return Expert.fit(values, present, places, config.expert, config.seed)
+    return Expert.fit(values, present, places, config, seed)

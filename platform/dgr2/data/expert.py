@@ -1,4 +1,4 @@
-"""The LambdaMART expert: baseline row, ranker behind the traces (XGBoost ``rank:ndcg``)."""
+"""LambdaMART (XGBoost ``rank:ndcg``): the expert of the baseline row, and the grader behind the traces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALLEST = 20  # lists with a known target below which no expert can be fitted
 
 
 class Expert:
-    """A fitted booster over the 14 features."""
+    """A fitted booster over features of candidates."""
 
     def __init__(self, booster: xgboost.Booster) -> None:
         self.booster = booster
@@ -26,7 +26,7 @@ class Expert:
         """Fit on lists with a known target.
 
         Args:
-            features: ``[lists, width, 14]``.
+            features: ``[lists, width, features]``.
             present: ``[lists, width]``, False where a list is shorter.
             places: ``[lists]`` index of the target.
         """
@@ -55,7 +55,7 @@ class Expert:
         return cls(xgboost.train(parameters, matrix, num_boost_round=config.trees))
 
     def score(self, features: np.ndarray) -> np.ndarray:
-        """Scores ``[lists, width]`` of ``[lists, width, 14]``; only their order within a list matters."""
+        """Scores ``[lists, width]`` of ``[lists, width, features]``; only their order within a list matters."""
         flat = self.booster.predict(xgboost.DMatrix(features.reshape(-1, features.shape[-1])))
         return flat.reshape(features.shape[:-1]).astype(np.float64)
 

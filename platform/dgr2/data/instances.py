@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from dgr2.config.schema import RetrievalConfig
-from dgr2.data.evidence import Buckets, features
+from dgr2.data.evidence import Buckets, features, shown_features
 from dgr2.data.expert import Expert
 from dgr2.data.prompt import TokenTable, render_prompts
+from dgr2.data.reading import HistoryReader, Reading
 from dgr2.data.retrieval import Retriever
 from dgr2.data.statistics import ItemTable, Statistics
 from dgr2.data.traces import Grades
@@ -33,17 +34,18 @@ class Instance:
 
 @dataclass(frozen=True)
 class Measured:
-    """Arrays of many lists: ``candidates``, ``scores``, ``grades``, ``expert`` and ``order``
-    ``[lists, width]`` (grade -1 and expert -inf where a list is shorter), ``features``
-    ``[lists, width, 14]``, ``levels`` ``[lists, width, 8]``."""
+    """Arrays of many lists: ``candidates``, ``scores``, ``graded`` (the grader's scores), ``grades`` and the
+    expert's ``order`` ``[lists, width]`` (grade -1 and score -inf where a list is shorter), ``features``
+    ``[lists, width, 14]``, ``levels`` ``[lists, width, 8]``; and the reading of every history."""
 
     candidates: np.ndarray
     scores: np.ndarray
     features: np.ndarray
     levels: np.ndarray
-    expert: np.ndarray
+    graded: np.ndarray
     grades: np.ndarray
     order: np.ndarray
+    readings: list[Reading]
 
     @property
     def counts(self) -> np.ndarray:
@@ -60,10 +62,11 @@ class InstanceBuilder:
     items: ItemTable
     expert: Expert
     buckets: Buckets
+    grader: Expert
+    """Ranks by what the prompt shows, so that a grade is a function of the prompt."""
     grades: Grades
     tokens: TokenTable
-    shown: int
-    """History items in a prompt."""
+    reader: HistoryReader
 
     def build(
         self, histories: list[list[int]], candidates: list[list[int]], scores: list[list[float]] | None = None
@@ -93,14 +96,21 @@ class InstanceBuilder:
         values = features(
             histories, candidates, scores, self.retriever.similarity, self.statistics, self.items
         )
-        expert = np.where(candidates > 0, self.expert.score(values), -np.inf)
-        grades = self.grades.apply(expert)
+        there = candidates > 0
+        expert = np.where(there, self.expert.score(values), -np.inf)
+        levels = self.buckets.apply(values)
+        graded = np.where(there, self.grader.score(shown_features(levels)), -np.inf)
         order = np.argsort(-expert, axis=1, kind="stable")
-        return Measured(candidates, scores, values, self.buckets.apply(values), expert, grades, order)
+        readings = self.reader.read(histories, self.statistics)
+        return Measured(
+            candidates, scores, values, levels, graded, self.grades.apply(graded), order, readings
+        )
 
     def prompts(self, histories: list[list[int]], measured: Measured) -> list[list[int]]:
         """Prompt ids of every list."""
-        return render_prompts(self.tokens, histories, measured.candidates, measured.levels, self.shown)
+        return render_prompts(
+            self.tokens, histories, measured.readings, measured.candidates, measured.levels, self.reader.shown
+        )
 
     def instances(self, histories: list[list[int]], measured: Measured) -> list[Instance]:
         """One ``Instance`` a list, without padding."""
@@ -141,12 +151,14 @@ class InstanceBuilder:
         self.statistics.save(folder / "statistics")
         self.items.save(folder / "statistics" / "items.npz")
         self.expert.save(folder / "expert.json")
+        self.grader.save(folder / "grader.json")
         self.tokens.save(folder / "tokens.npz")
         settings = {
             "retrieval": asdict(retrieval),
             "buckets": self.buckets.edges,
             "grades": self.grades.edges,
-            "shown": self.shown,
+            "shown": self.reader.shown,
+            "room": self.reader.room,
         }
         write_json(folder / "builder.json", settings)
 
@@ -154,15 +166,18 @@ class InstanceBuilder:
     def load(cls, folder: Path) -> InstanceBuilder:
         """The builder of a prepared run (``run.data``)."""
         settings = read_json(folder / "builder.json")
+        items = ItemTable.load(folder / "statistics" / "items.npz")
+        tokens = TokenTable.load(folder / "tokens.npz")
         return cls(
             retriever=Retriever.load(folder / "retriever", RetrievalConfig(**settings["retrieval"])),
             statistics=Statistics.load(folder / "statistics"),
-            items=ItemTable.load(folder / "statistics" / "items.npz"),
+            items=items,
             expert=Expert.load(folder / "expert.json"),
             buckets=Buckets(tuple(tuple(edges) for edges in settings["buckets"])),
+            grader=Expert.load(folder / "grader.json"),
             grades=Grades(tuple(settings["grades"])),
-            tokens=TokenTable.load(folder / "tokens.npz"),
-            shown=settings["shown"],
+            tokens=tokens,
+            reader=HistoryReader.build(tokens, items, settings["shown"], settings["room"]),
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dgr2.config.schema import Config
 from dgr2.data.crossfit import Fold, find
-from dgr2.data.instances import Instance, InstanceBuilder, Measured
+from dgr2.data.instances import Instance, InstanceBuilder
 from dgr2.data.source import Source
 from dgr2.data.splits import held_out_requests
 from dgr2.data.traces import TraceWriter, answer_order, rejection_sample
@@ -50,12 +50,10 @@ def training_columns(
         histories = fold.requests.histories
         measured = builder.measure(histories, fold.candidates.items, fold.candidates.scores)
         grades, accepted = rejection_sample(
-            measured.expert, fold.places, builder.grades, config.traces.tries, config.traces.noise, rng
+            measured.graded, fold.places, builder.grades, config.traces.tries, config.traces.noise, rng
         )
         order = answer_order(grades)
-        responses = writer.write(
-            histories, measured.counts, measured.levels, grades, order, builder.statistics
-        )
+        responses = writer.write(measured.readings, measured.counts, measured.levels, grades, order)
         rows = np.flatnonzero(accepted).tolist()
         targets = np.where(fold.known, fold.requests.targets, 0)
         instances = builder.instances(histories, measured)
@@ -85,7 +83,8 @@ def held_out_columns(
     measured = builder.measure(requests.histories, candidates.items, candidates.scores)
     responses: list[list[int]] = [[] for _ in rows]
     if part == "valid":
-        responses = _written(requests.histories, measured, builder, writer)
+        order = answer_order(measured.grades)
+        responses = writer.write(measured.readings, measured.counts, measured.levels, measured.grades, order)
     columns: Columns = {name: [] for name in NAMES}
     instances = builder.instances(requests.histories, measured)
     everything = list(range(len(rows)))
@@ -95,15 +94,6 @@ def held_out_columns(
         best = source.oracle.score(requests.users, requests.histories, candidates.items)
         columns["oracle"] = best.tolist()
     return Part(columns, asked, kept)
-
-
-def _written(
-    histories: list[list[int]], measured: Measured, builder: InstanceBuilder, writer: TraceWriter
-) -> list[list[int]]:
-    order = answer_order(measured.grades)
-    return writer.write(
-        histories, measured.counts, measured.levels, measured.grades, order, builder.statistics
-    )
 
 
 def _append(

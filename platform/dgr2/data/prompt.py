@@ -1,12 +1,13 @@
-"""The prompt: history as semantic ids, candidates with ids, category, brand and bucketed evidence.
+"""The prompt: history as semantic ids and its reading, candidates with id, category, brand, bucketed evidence.
 
-``<|user|> Rank these candidates {id of history item}… {<A> id category brand evidence×8}… <|assistant|>``
+``<|user|> Rank these candidates {id of older item}… {reading} {<A> id category brand evidence×8}… <|assistant|>``
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -16,6 +17,9 @@ from dgr2.data.evidence import EVIDENCE
 from dgr2.data.source import Item
 from dgr2.data.tokenizer import INSTRUCTION, LAST, OFTEN, OR, THEN, encode
 from dgr2.data.vocabulary import ASSISTANT, FILL, THINK_END, USER, code_tokens, grade_tokens, label_tokens
+
+if TYPE_CHECKING:
+    from dgr2.data.reading import Reading
 
 ABSENT = -1
 
@@ -90,31 +94,32 @@ def _padded(rows: list[list[int]], size: int) -> np.ndarray:
 
 
 def render_prompts(
-    table: TokenTable, histories: list[list[int]], candidates: np.ndarray, levels: np.ndarray, shown: int
+    table: TokenTable,
+    histories: list[list[int]],
+    readings: list[Reading],
+    candidates: np.ndarray,
+    levels: np.ndarray,
+    shown: int,
 ) -> list[list[int]]:
     """Token ids of every prompt.
 
     Args:
-        histories: oldest first; the latest ``shown`` items are written.
+        histories: oldest first; the latest ``shown`` items are written, the last of them by the reading.
+        readings: see :class:`dgr2.data.reading.HistoryReader`.
         candidates: ``[lists, width]`` item ids in pre-rank order, 0 is padding at the end.
         levels: ``[lists, width, 8]`` evidence levels.
     """
     rows, width = candidates.shape
-    recent = np.zeros((rows, shown), dtype=np.int64)
-    for row, history in enumerate(histories):
-        tail = history[-shown:]
-        recent[row, shown - len(tail) :] = tail
     labels = np.broadcast_to(table.labels[:width, None], (rows, width, 1))
     evidence = table.evidence[np.arange(len(EVIDENCE))[None, None, :], levels]
     parts = [labels, table.codes[candidates], table.category[candidates], table.brand[candidates], evidence]
     lines = np.where(candidates[:, :, None] > 0, np.concatenate(parts, axis=-1), ABSENT)
-    blocks = [
-        np.broadcast_to(table.head, (rows, len(table.head))),
-        table.codes[recent].reshape(rows, -1),
-        lines.reshape(rows, -1),
-        np.broadcast_to(table.tail, (rows, 1)),
-    ]
-    tokens = np.concatenate(blocks, axis=1)
-    present = tokens != ABSENT
-    ends = np.cumsum(present.sum(axis=1))[:-1]
-    return [part.tolist() for part in np.split(tokens[present], ends)]
+    present = lines != ABSENT
+    prompts = []
+    for row, (history, reading) in enumerate(zip(histories, readings, strict=True)):
+        older = history[-shown : len(history) - reading.cited]
+        listed = lines[row][present[row]]
+        prompts.append(
+            [*table.head, *table.codes[older].ravel(), *reading.tokens, *listed.tolist(), *table.tail]
+        )
+    return [[int(token) for token in prompt] for prompt in prompts]

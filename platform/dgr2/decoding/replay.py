@@ -23,7 +23,6 @@ from dgr2.errors import DataError
 from dgr2.models.backbone import hidden_states, suppress
 from dgr2.models.packed import PackedRows, pack
 
-
 NEVER = torch.iinfo(torch.long).max
 """Step of a position where nothing was committed."""
 

@@ -59,7 +59,7 @@ def score_responses(
 
 
 def top_and_tail(logp: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids ``[..., k]`` of the most probable tokens, their log-probabilities, and the log of the remaining mass."""
+    """Ids ``[..., k]`` of the most probable tokens, their log-probabilities, and that of all the others."""
     top, ids = logp.topk(k, dim=-1)
     return ids, top, torch.logsumexp(logp.scatter(-1, ids, float("-inf")), dim=-1)
 

@@ -4,7 +4,6 @@ serving needs."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from dgr2.config import Config
@@ -15,8 +14,8 @@ from dgr2.storage.objects import SCHEME, ObjectStore, StorageUri
 
 STUDENTS = ("rl", "opd", "cft")
 """Stages that make a student, the newest first."""
-DATA = ("builder.json", "expert.json", "tokens.npz", "semantic_ids.json", "retriever", "statistics", "items")
-"""What serving reads of the prepared data: everything between ids and prompt, and the titles."""
+KEPT_BACK = ("instances", "midtrain", "sequences")
+"""Prepared data that only training and evaluation read: lists and histories of users are not published."""
 
 
 def locate(model: str, cache: Path | None = None, endpoint_url: str | None = None) -> RunFolder:
@@ -49,7 +48,7 @@ def students(run: RunFolder) -> list[str]:
 
 def published_files(run: RunFolder, stage: str) -> dict[str, Path]:
     """All files that serving a student needs, by their names in the published folder."""
-    places = [run.data / name for name in DATA]
+    places = [place for place in run.data.iterdir() if place.name not in KEPT_BACK]
     places += [run.tokenizer, run.checkpoint(stage), run.path / "config.yaml", run.path / "run.json"]
     places += [run.path / "stages" / f"{stage}.json", run.report]
     files = sorted(f for place in places for f in ([place] if place.is_file() else place.rglob("*")))

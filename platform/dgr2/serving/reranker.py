@@ -114,10 +114,10 @@ class Reranker:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of a prompt with the most candidates and no field left short."""
+        """Bound on the tokens of a prompt: all candidates, no field left short, nothing cited in a reading."""
         table = self.builder.tokens
         line = 1 + table.codes.shape[1] + table.category.shape[1] + table.brand.shape[1] + len(table.evidence)
-        shown = self.builder.shown * table.codes.shape[1]
+        shown = self.builder.reader.shown * table.codes.shape[1] + self.builder.reader.room
         return len(table.head) + shown + self.candidates * line + len(table.tail)
 
     def require_room(self) -> None:
@@ -213,28 +213,28 @@ class Reranker:
             raise StorageError(f"'{self.name}' does not answer a simple request")
 
 
-def load_newest(run: RunFolder, max_history: int, stage: str | None = None) -> Reranker:
+def load_newest(run: RunFolder, max_history: int, stages: Sequence[str] | None = None) -> Reranker:
     """The newest good student of a run: one that loads and answers a request.
 
     Args:
-        stage: take this one and no other.
+        stages: those to choose from, the best first; all finished ones by default.
 
     Raises:
         StorageError: there is none; the message says what is wrong with each.
     """
-    found = students(run)
-    wanted = [stage] if stage else found
-    reasons = []
-    for name in wanted:
+    found, reasons = students(run), []
+    for name in found if stages is None else stages:
         try:
             if name not in found:
                 raise StorageError(f"'{name}' has not finished")
             reranker = Reranker.load(run, name, max_history)
             reranker.smoke_test()
-            return reranker
         except Exception as error:  # whatever keeps it from answering now would keep it from serving
-            log.warning("'%s' cannot be served: %s", name, error)
-            reasons.append(f"{name}: {error}")
+            reasons.append(f"{name}: {(str(error) or type(error).__name__).splitlines()[0]}")
+            continue
+        for reason in reasons:
+            log.warning("passed over %s", reason)
+        return reranker
     raise StorageError(f"{run.path} has no student to serve: {'; '.join(reasons) or 'none has finished'}")
 
 

@@ -25,6 +25,7 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     CredentialRetrievalError,
+    EndpointConnectionError,
     HTTPClientError,
     NoCredentialsError,
     PartialCredentialsError,
@@ -285,7 +286,7 @@ class ObjectStore:
             ) from error
         except (ClientError, Boto3Error) as error:
             raise _named(error, uri) from error
-        except HTTPClientError as error:
+        except (HTTPClientError, EndpointConnectionError) as error:
             where = self._endpoint or "Amazon S3"
             raise StorageError(f"{where} cannot be reached for {uri}, after {self._attempts} attempts: {error}") from error
         except BotoCoreError as error:

@@ -108,7 +108,7 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "restarts",
         "Workers replaced after they were lost.",
-        (*LOOP, "role"),
+        LOOP,
         "Loop",
     ),
     Metric(

@@ -96,7 +96,7 @@ def online_worker(job: dict[str, Any]) -> None:
     def publish(version: int) -> None:
         if rank == 0:
             state = export_weights(model)
-            ray.get(job["store"].publish.remote(version, [ray.put(state)], checksum(state)), timeout=timeout)
+            ray.get(job["store"].publish.remote(version, ray.put(state), checksum(state)), timeout=timeout)
 
     learner = Learner(job["kind"], model, optimizer, vocabulary, config, rank, world)
     publish(start)

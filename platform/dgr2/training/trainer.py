@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
@@ -27,13 +28,16 @@ class TrainJob:
     """What a stage trains.
 
     Attributes:
-        kind: ``teacher`` or ``cft``.
+        kind: Name of the stage.
         name: Name of the Ray Train run; the same name under the same storage continues an interrupted run,
             so it holds the stage's fingerprint.
         data, tokenizer: Folders that every worker can read.
         init: Checkpoint folder to start from, or None.
         storage: Where Ray Train keeps resumable checkpoints.
         output: Where the finished Hugging Face checkpoint goes.
+        worker: Train function.
+        extra: What it needs beyond the common settings, such as actor handles.
+        cpus: Logical CPUs of a worker; None takes ``ray.threads_per_worker``.
     """
 
     kind: str
@@ -43,6 +47,9 @@ class TrainJob:
     init: Path | None
     storage: Path
     output: Path
+    worker: Callable[[dict[str, Any]], None] = train_worker
+    extra: dict[str, Any] = field(default_factory=dict)
+    cpus: float | None = None
 
 
 def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
@@ -53,12 +60,12 @@ def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
         DGR2Error: when training failed; the message names the first cause.
     """
     settings = config.ray
-    cpus = settings.threads_per_worker
+    cpus = settings.threads_per_worker if job.cpus is None else job.cpus
     gpus = 1 if settings.use_gpu else 0
     require_capacity(settings, settings.num_workers * cpus, settings.num_workers * gpus, f"stage {job.kind}")
     board = ProgressBoard.remote()
     trainer = TorchTrainer(
-        train_worker,
+        job.worker,
         train_loop_config={
             "kind": job.kind,
             "config": asdict(config),
@@ -67,6 +74,7 @@ def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
             "init": str(job.init) if job.init else "",
             "threads": settings.threads_per_worker,
             "board": board,
+            **job.extra,
         },
         scaling_config=ScalingConfig(
             num_workers=settings.num_workers,
