@@ -52,7 +52,7 @@ class Submission:
     def command(self) -> str:
         """Shell command of the job; its driver joins the cluster that it runs on."""
         place = ["--run", str(self.run)] if self.run is not None else []
-        return shlex.join(["python", "-m", "dgr2.jobs", self.stage, *self.words, "ray.address=auto", *place])
+        return shlex.join(["python", "-m", "dgr2.jobs", self.stage, *self.words, *place])
 
     @property
     def name(self) -> str:

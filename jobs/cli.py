@@ -29,7 +29,7 @@ app = typer.Typer(
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as data.users=2000.")
 ]
-PresetName = Annotated[str, typer.Argument(metavar="PRESET", help="demo or beauty-small.")]
+PresetName = Annotated[str, typer.Argument(metavar="PRESET", help="demo, beauty-small or a YAML file.")]
 NewRun = Annotated[Path | None, typer.Option("--run", help="Run folder [default: runs/PRESET-seedSEED].")]
 Run = Annotated[Path, typer.Option("--run", help="Run folder.")]
 File = Annotated[
@@ -94,6 +94,33 @@ def teacher(run: Run, overrides: Overrides = None, preset: Preset = None, config
 def cft(run: Run, overrides: Overrides = None, preset: Preset = None, config: File = None) -> None:
     """Conversion fine-tuning of the teacher into a block-diffusion student."""
     _one_stage("cft", run, overrides, preset, config)
+
+
+@app.command()
+def opd(run: Run, overrides: Overrides = None, preset: Preset = None, config: File = None) -> None:
+    """On-policy distillation of the student from the frozen teacher."""
+    _one_stage("opd", run, overrides, preset, config)
+
+
+@app.command()
+def rl(run: Run, overrides: Overrides = None, preset: Preset = None, config: File = None) -> None:
+    """Reinforcement learning of the student on the re-ranking reward."""
+    _one_stage("rl", run, overrides, preset, config)
+
+
+@app.command()
+def tune(
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help="cft, opd or rl.")],
+    preset: PresetName,
+    overrides: Overrides = None,
+    run: NewRun = None,
+    config: File = None,
+) -> None:
+    """Search the settings of a stage with Ray Tune; the best ones become a preset for dgr2 run."""
+    with _errors():
+        from dgr2.jobs.tune import tune as search
+
+        search(stage, preset, overrides or (), run, config, _console())
 
 
 @app.command()
@@ -244,7 +271,7 @@ def _whole_run(preset: str, overrides: list[str] | None, run: Path | None, file:
         from dgr2.jobs.run import nothing_written, run_pipeline
         from dgr2.storage import RunFolder
 
-        path, console = run or Path("runs") / f"{preset}-seed{cfg.seed}", _console()
+        path, console = run or Path("runs") / f"{Path(preset).stem}-seed{cfg.seed}", _console()
         with nothing_written(path):
             folder = RunFolder.create_or_open(path, cfg)
             run_pipeline(folder, cfg, console)

@@ -45,7 +45,7 @@ TIMED_COST = 20
 def evaluate(ctx: StageContext) -> dict:
     """Measure every row whose stage has finished; write report, plots and samples."""
     session = Session(ctx)
-    rows = [row for row in ROWS if row.mode == "order" or ctx.run.stage_state(row.stage) is not None]
+    rows = [row for row in ROWS if row.mode == "order" or ctx.run.has_checkpoint(row.stage)]
     decoded = [row for row in rows if row.mode != "order"]
     trained = [row for row in decoded if row.mode == "block" and not row.untrained]
     stages = list(dict.fromkeys(row.stage for row in decoded))

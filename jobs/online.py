@@ -44,16 +44,23 @@ class OnlineLoop:
 
     Args:
         context: The stage.
-        kind: ``opd`` or ``rl``.
+        kind: ``opd`` or ``rl``: the objective.
+        stage: Name of the stage; its checkpoint and its log go by it.
         init: Checkpoint the student starts from.
         teacher: Checkpoint of the frozen teacher, where one scores.
         writer: Checkpoint that writes the rollouts instead of the student (off-policy comparison), or None.
     """
 
     def __init__(
-        self, context: StageContext, kind: str, init: Path, teacher: Path | None = None, writer: Path | None = None
+        self,
+        context: StageContext,
+        kind: str,
+        stage: str,
+        init: Path,
+        teacher: Path | None = None,
+        writer: Path | None = None,
     ) -> None:
-        self.context, self.kind, self.config = context, kind, context.config
+        self.context, self.kind, self.stage, self.config = context, kind, stage, context.config
         self.optim = online_optim(kind, self.config)
         self._init, self._teacher, self._writer = init, teacher, writer
         tokenizer = load_tokenizer(context.run.tokenizer)
@@ -66,7 +73,7 @@ class OnlineLoop:
         self._extra: dict[str, float] = {}
         self._frozen: tuple[ray.ObjectRef, str] | None = None
         self._restarts = 0
-        self.emitter = Emitter(run=context.run.path.name, stage=kind)
+        self.emitter = Emitter(run=context.run.path.name, stage=stage)
 
     def __enter__(self) -> OnlineLoop:
         with self._stack:
@@ -107,12 +114,12 @@ class OnlineLoop:
         run, config = self.context.run, self.config
         job = TrainJob(
             kind=self.kind,
-            name=current_fingerprint(run, config, self.kind),
+            name=current_fingerprint(run, config, self.stage),
             data=run.data,
             tokenizer=run.tokenizer,
             init=self._init,
-            storage=run.train(self.kind),
-            output=run.checkpoint(self.kind),
+            storage=run.train(self.stage),
+            output=run.checkpoint(self.stage),
             worker=online_worker,
             extra={"queues": self._queues, "store": self._store},
             cpus=config.rollout.train_cpus,
@@ -148,7 +155,7 @@ class OnlineLoop:
         """
         timeout = self.config.rollout.timeout_s
         first = ray.get(self._store.wait_for.remote(0, timeout), timeout=2 * timeout).version
-        with self.context.progress.task(self.kind, total=self.optim.steps, done=first) as bar:
+        with self.context.progress.task(self.stage, total=self.optim.steps, done=first) as bar:
             for step in range(first, self.optim.steps):
                 with self.phase("weights"):
                     self._rollouts.arm(self._writer_weights(step) or self._fetch(step))
@@ -156,10 +163,10 @@ class OnlineLoop:
                 with self.phase("train"):
                     ray.get(self._store.wait_for.remote(step + 1, timeout), timeout=2 * timeout)
                 figures = self._figures_of(step + 1)
-                self.emitter.set("dgr2_weight_version", step + 1)
-                self.emitter.add("dgr2_worker_restarts", self._new_restarts())
+                self._emit(step + 1, figures)
                 bar.advance(1, **{name: figures[name] for name in ("loss", "reward") if name in figures})
-                self.context.metrics.log(self.kind, step + 1, figures | {f"s_{k}": v for k, v in self.seconds.items()})
+                seconds = {f"seconds/{name}": spent for name, spent in self.seconds.items()}
+                self.context.metrics.log(self.stage, step + 1, figures | seconds)
                 self.seconds.clear()
         self._trainer.join(timeout)
         if self._failure is not None:
@@ -222,7 +229,21 @@ class OnlineLoop:
             time.sleep(0.02)
         return self._figures.pop(step, {}) | self._extra
 
-    def _new_restarts(self) -> float:
-        total = self._rollouts.pool.replacements
-        new, self._restarts = total - self._restarts, total
-        return float(new)
+    def _emit(self, version: int, figures: dict[str, float]) -> None:
+        """Figures of a step to Prometheus; synchronous rollouts are never stale."""
+        names = {
+            "loss": "dgr2_loss",
+            "grad_norm": "dgr2_gradient_norm",
+            "reward": "dgr2_reward_mean",
+            "ratio": "dgr2_ratio_mean",
+            "clipped": "dgr2_clip_share",
+            "opd" if self.kind == "opd" else "kl": "dgr2_divergence",
+        }
+        self.emitter.set_all({metric: figures[name] for name, metric in names.items() if name in figures})
+        self.emitter.set("dgr2_weight_version", version)
+        self.emitter.set("dgr2_staleness", 0)
+        depth = ray.get([q.figures.remote() for q in self._queues], timeout=self.config.rollout.timeout_s)
+        self.emitter.set("dgr2_queue_depth", max(d["size"] for d in depth))
+        restarts = self._rollouts.pool.replacements
+        self.emitter.add("dgr2_worker_restarts", restarts - self._restarts)
+        self._restarts = restarts

@@ -23,16 +23,27 @@ from dgr2.training.online import STREAMS, micro_batches
 
 def opd(context: StageContext) -> dict[str, float]:
     """Distil the teacher into the converted student on the student's own trajectories."""
+    return distil(context, "opd", on_policy=True)
+
+
+def opd_off_policy(context: StageContext) -> dict[str, float]:
+    """The comparison: as many updates, on trajectories that the teacher wrote."""
+    if not context.config.opd.compare_off_policy:
+        return {}
+    return distil(context, "opd_off_policy", on_policy=False)
+
+
+def distil(context: StageContext, stage: str, on_policy: bool) -> dict[str, float]:
+    """Run the distillation loop from the CFT student; its checkpoint goes by the stage's name."""
     run, config = context.run, context.config
     settings, optim = config.opd, config.opd.optim
     lists = load_from_disk(str(run.data / "instances" / "train"))
     prompts, candidates = lists["prompt_ids"][:], lists["candidates"][:]
     teacher = run.checkpoint("teacher")
     deployed = shipped_policy(config.decode, config.grid, settings.temperature)
-    on_policy = settings.source == "student"
     policy = deployed if on_policy else ar_policy(True, settings.temperature)
     figures: dict[str, float] = {}
-    with OnlineLoop(context, "opd", run.checkpoint("cft"), teacher, None if on_policy else teacher) as loop:
+    with OnlineLoop(context, "opd", stage, run.checkpoint("cft"), teacher, None if on_policy else teacher) as loop:
         for step in loop.steps():
             indices = step_indices(len(prompts), optim.batch_size, step, config.seed, STREAMS["opd"])
             asked = [prompts[i] for i in indices]
@@ -45,7 +56,7 @@ def opd(context: StageContext) -> dict[str, float]:
             micro = micro_batches(asked, trajectories, optim.micro_batch_size, scores=scores)
             figures = loop.describe(trajectories)
             loop.submit(step, micro, float(sum(len(t.tokens) for t in trajectories)), figures)
-    Shipped.of(config).save(run.checkpoint("opd"))
+    Shipped.of(config).save(run.checkpoint(stage))
     return figures
 
 

@@ -26,5 +26,8 @@ def publish(run: RunFolder, address: str, endpoint_url: str | None, console: Con
     with Progress(console) as progress, progress.task("publish", total=len(files)) as task:
         manifest = store.upload(files, uri, about, lambda done: task.advance(done))
     size = sum(entry.size for entry in manifest.files.values()) / 1e6
-    console.print(Text(f"'{student.name}' {student.version}: {len(files)} files, {size:.1f} MB in {uri}"), soft_wrap=True)
+    console.print(
+        Text(f"'{student.name}' {student.version}: {len(files)} files, {size:.1f} MB in {uri}"),
+        soft_wrap=True,
+    )
     console.print(Text(f"dgr2 serve --model {str(uri)!r}"), soft_wrap=True)

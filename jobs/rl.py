@@ -48,7 +48,7 @@ def rl(context: StageContext) -> dict[str, float]:
     weights = dict(zip(settings.rewards, settings.reward_weights, strict=True))
     policy = shipped_policy(config.decode, config.grid, settings.temperature)
     figures: dict[str, float] = {}
-    with OnlineLoop(context, "rl", run.checkpoint("opd")) as loop:
+    with OnlineLoop(context, "rl", "rl", run.checkpoint("opd")) as loop:
 
         def roll_out(step: int, attempt: int, wanted: int) -> list[Group]:
             random = stream(config.seed, STREAMS["rl"], 1, step, attempt)

@@ -48,6 +48,7 @@ class Stage:
             left out, since that stage's fingerprint is part of this one's.
         function: does the work and returns figures that JSON can hold.
         uses: stages whose outcome it reads when they have finished.
+        loop: an online loop, run by its own command; a whole run leaves it out.
     """
 
     name: str
@@ -55,17 +56,18 @@ class Stage:
     sections: tuple[str, ...]
     function: Callable[[StageContext], dict[str, Any]]
     uses: tuple[str, ...] = ()
+    loop: bool = False
 
     def owns(self, key: str) -> bool:
         """Whether a dotted key lies in the sections of this stage."""
         return any(key == s or key.startswith(f"{s}.") for s in self.sections)
 
 
-def _job(name: str) -> Callable[[StageContext], dict[str, Any]]:
+def _job(module: str, name: str = "") -> Callable[[StageContext], dict[str, Any]]:
     """The function of a stage, imported when it runs: a command pays for what it uses."""
 
     def function(context: StageContext) -> dict[str, Any]:
-        return getattr(importlib.import_module(f"dgr2.jobs.{name}"), name)(context)
+        return getattr(importlib.import_module(f"dgr2.jobs.{module}"), name or module)(context)
 
     return function
 
@@ -75,18 +77,30 @@ STAGES = [
     Stage("prepare", (), ("seed", *PREPARE, "model.init"), _job("prepare")),
     Stage("teacher", ("prepare",), ("model", "teacher"), _job("teacher")),
     Stage("cft", ("teacher",), ("cft",), _job("cft")),
-    Stage("opd", ("cft",), ("opd",), _job("opd")),
-    Stage("rl", ("opd",), ("rl",), _job("rl")),
-    Stage("evaluate", ("prepare",), ("decode", "evaluation"), _job("evaluate"), uses=("teacher", "cft", "opd", "rl")),
+    Stage("opd", ("cft",), ("opd",), _job("opd"), loop=True),
+    Stage("opd_off_policy", ("cft",), ("opd",), _job("opd", "opd_off_policy"), loop=True),
+    Stage("rl", ("opd",), ("rl",), _job("rl"), loop=True),
+    Stage(
+        "evaluate",
+        ("prepare",),
+        ("decode", "evaluation"),
+        _job("evaluate"),
+        uses=("teacher", "cft", "opd", "opd_off_policy", "rl"),
+    ),
 ]
 # Named by a path in the configuration, by their content in a fingerprint.
 INPUTS = ("data.path", "model.init")
 
 
 def run_pipeline(run: RunFolder, cfg: Config, console: Console, until: str | None = None) -> None:
-    """Run every stage whose fingerprint is not that of its last finish, up to and including ``until``."""
+    """Run every stage whose fingerprint is not that of its last finish, up to and including ``until``.
+
+    The online loops are left out: they have commands of their own.
+    """
     inputs = input_digests(cfg)
     for stage in STAGES:
+        if stage.loop:
+            continue
         _run(run, cfg, stage, inputs, console)
         if stage.name == until:
             return

@@ -119,8 +119,8 @@ def require_cpus(cfg: Config) -> None:
     asked, there = cfg.serve.replicas * cfg.serve.threads, ray.cluster_resources().get("CPU", 0)
     if asked > there:
         raise CapacityError(
-            f"serving asks for {asked} CPUs ({cfg.serve.replicas} replicas with {cfg.serve.threads}); the cluster "
-            f"has {there:g}: lower serve.replicas or serve.threads, or join a larger cluster"
+            f"serving asks for {asked} CPUs ({cfg.serve.replicas} replicas with {cfg.serve.threads}); the "
+            f"cluster has {there:g}: lower serve.replicas or serve.threads, or join a larger cluster"
         )
 
 
@@ -145,8 +145,8 @@ def deploy(args: ServeArgs, cfg: Config, host: str, port: int, stopped: threadin
         if time.monotonic() > deadline:
             raise CapacityError(
                 f"after {cfg.ray.timeout_s:g} s the deployment of {cfg.serve.replicas} replicas with "
-                f"{cfg.serve.threads} CPUs each is {application.status} and {url(host, port)}/healthz does not "
-                "answer: raise ray.timeout_s, ask for less, or look whether the cluster serves elsewhere"
+                f"{cfg.serve.threads} CPUs each is {application.status} and {url(host, port)}/healthz does "
+                "not answer: raise ray.timeout_s, ask for less, or look whether the cluster serves elsewhere"
             )
         stopped.wait(POLL_S)
 
@@ -171,7 +171,7 @@ def announce(console: Console, host: str, port: int, history: list[int], candida
     address = url(host, port)
     lines = (
         f"serving on {address} (documentation at {address}/docs, Ctrl-C stops)",
-        f"curl {address}/v1/rerank -d '{{\"history\": {history}, \"candidates\": {candidates}}}'",
+        f'curl {address}/v1/rerank -d \'{{"history": {history}, "candidates": {candidates}}}\'',
     )
     for line in lines:
         console.print(Text(line), soft_wrap=True)
@@ -184,7 +184,7 @@ def interruption() -> Iterator[threading.Event]:
     A second one has its usual effect. Ray puts a handler of its own when it starts, so this comes after.
     """
     stopped = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(number: int, frame: object) -> None:
         stopped.set()

@@ -63,7 +63,7 @@ def make_worker(folder: Path) -> Any:
             if (folder / f"mute {x}").exists():
                 raise Unpicklable
             if told(f"slow {x}"):
-                time.sleep(4.5)
+                time.sleep(6.5)
             if told(f"hang {x}"):
                 time.sleep(600)
             return x * x
@@ -168,7 +168,7 @@ def test_a_chunk_that_kills_every_worker_ends_the_map(pool: MakePool, tmp_path: 
 def test_a_slow_worker_is_waited_for_and_a_hung_one_replaced(pool: MakePool, tmp_path: Path) -> None:
     (tmp_path / "slow 2").touch()
     (tmp_path / "hang 5").touch()
-    with pool(timeout_s=8.0) as workers:
+    with pool(timeout_s=12.0) as workers:
         arm(workers, 0)
         assert squares(workers, 0) == SQUARES
         assert workers.replacements == 1

@@ -52,7 +52,7 @@ from dgr2.rollout.teacher import score_responses, tokenizer_fingerprint
 from dgr2.rollout.weights import export_weights
 
 pytestmark = pytest.mark.ray
-CONFIG = RolloutConfig(timeout_s=90)
+CONFIG = RolloutConfig(timeout_s=240)
 SEED, KEY, CHUNK = 3, (2, 5), 3
 PROMPTS = tiny_prompts(10)
 COUNTS = [4, 3, 2, 4, 4, 3, 4, 2, 4, 4]

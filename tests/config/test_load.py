@@ -75,7 +75,7 @@ def test_the_nearest_name_is_offered(wrong: str, right: str) -> None:
 
 
 WRONG = {int: ["x", "1.5", "true", "[1]", "", "010", "1e3"], float: ["x", "true", "[1]", "", ".inf", ".nan"]}
-WRONG |= {bool: ["yes", "1", "on", "True", ""]}
+WRONG |= {bool: ["yes", "1", "on", "True", ""], list[str]: ["4", "{a: 1}", "[true]", "[[x]]"]}
 
 
 @pytest.mark.parametrize("key", [k for k in KEYS if lookup(k) is not str])

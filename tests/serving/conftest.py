@@ -22,7 +22,8 @@ SETTINGS = [
     "data.users=300", "data.items=60", "data.candidates=6", "data.folds=3", "expert.trees=8",
     "semantic_ids.codes=8", "semantic_ids.dimensions=12", "tokenizer.vocabulary=700", "grid.block_size=12",
     "cft.block_curriculum=[4,12]", "model.hidden=32", "model.layers=2", "model.mlp=48", "model.context=256",
-    "serve.max_history=50", "serve.max_batch_size=8", "serve.batch_wait_ms=20", "ray.num_workers=1",
+    "serve.max_history=50", "serve.max_batch_size=8", "serve.batch_wait_ms=20",
+    "ray.num_workers=1", "ray.timeout_s=250",
 ]  # fmt: skip
 
 

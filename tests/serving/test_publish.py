@@ -60,14 +60,26 @@ def test_what_is_published_serves_by_itself(run_copy: RunFolder, tmp_path: Path)
 def test_no_list_and_no_history_of_a_user_is_published(run_copy: RunFolder) -> None:
     for name in ("instances/train", "sequences", "midtrain"):
         Dataset.from_dict({"history": [[1, 2]]}).save_to_disk(str(run_copy.data / name))
-    assert not [n for n in published_files(run_copy, "cft") if "instances" in n or "sequences" in n or "midtrain" in n]
+    assert not [
+        n for n in published_files(run_copy, "cft") if "instances" in n or "sequences" in n or "midtrain" in n
+    ]
 
 
 def test_the_manifest_quotes_the_report(run_copy: RunFolder) -> None:
     assert description(run_copy, "cft", "v")["metrics"] == {}
-    row = {"name": "cft", "metrics": {"recall@1": {"value": 0.4}}, "validity": {"native": 1.0}, "decode": None, "seconds": 1}
+    row = {
+        "name": "cft",
+        "metrics": {"recall@1": {"value": 0.4}},
+        "validity": {"native": 1.0},
+        "decode": None,
+        "seconds": 1,
+    }
     write_json(run_copy.report, {"stages": [{"name": "pre_rank"}, row]})
     about = description(run_copy, "cft", "v")
     assert about["metrics"] == {k: row[k] for k in ("metrics", "validity", "decode")}
-    assert (about["name"], about["version"], about["fingerprint"]) == ("cft", "v", run_copy.stage_state("cft").fingerprint)
+    assert (about["name"], about["version"], about["fingerprint"]) == (
+        "cft",
+        "v",
+        run_copy.stage_state("cft").fingerprint,
+    )
     assert "report.json" in published_files(run_copy, "cft")

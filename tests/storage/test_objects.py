@@ -70,7 +70,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 class Faults:
-    """What happens to the next requests whose line begins so: ``503``, ``reset`` (no answer) or ``cut`` (half of one)."""
+    """What the next request that begins so meets: ``503``, ``reset`` (no answer), ``cut`` (half of one)."""
 
     def __init__(self) -> None:
         self.planned: list[tuple[str, str]] = []
@@ -106,13 +106,21 @@ def flaky(moto: tuple[str, int], bucket: Any) -> Iterator[tuple[ObjectStore, Fau
             upstream.request(self.command, self.path, body, dict(self.headers))
             answer = upstream.getresponse()
             content = answer.read()
-            self.answer(answer.status, answer.getheaders(), content, len(content) // 2 if fault == "cut" else 0)
+            self.answer(
+                answer.status, answer.getheaders(), content, len(content) // 2 if fault == "cut" else 0
+            )
             upstream.close()
 
         def answer(self, status: int, headers: list[tuple[str, str]], content: bytes, missing: int) -> None:
             self.send_response(status)
             for name, value in headers:
-                if name.lower() not in ("content-length", "connection", "transfer-encoding", "date", "server"):
+                if name.lower() not in (
+                    "content-length",
+                    "connection",
+                    "transfer-encoding",
+                    "date",
+                    "server",
+                ):
                     self.send_header(name, value)
             length = dict((n.lower(), v) for n, v in headers).get("content-length", str(len(content)))
             self.send_header("Content-Length", length)
@@ -147,7 +155,9 @@ def test_an_address_is_taken_as_it_stands(text: str, bucket_name: str, prefix: s
     assert uri.key("a/b") == (f"{prefix}/a/b" if prefix else "a/b")
 
 
-@pytest.mark.parametrize("text", ["", "b/x", "s3:/b/x", "gs://b", "s3://", "s3:///x", "s3://b//x", "s3://b/../x"])
+@pytest.mark.parametrize(
+    "text", ["", "b/x", "s3:/b/x", "gs://b", "s3://", "s3:///x", "s3://b//x", "s3://b/../x"]
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         StorageUri.parse(text)
@@ -234,7 +244,11 @@ def test_a_copy_is_used_again_while_it_is_whole(
 def test_a_damaged_object_is_refused_by_its_name(
     store: ObjectStore, bucket: Any, files: dict[str, Path], tmp_path: Path
 ) -> None:
-    for damage, words in ((b"seed: 9\n", "SHA-256"), (b"seed", "4 bytes, 8 were published"), (None, "is missing")):
+    for damage, words in (
+        (b"seed: 9\n", "SHA-256"),
+        (b"seed", "4 bytes, 8 were published"),
+        (None, "is missing"),
+    ):
         store.upload(files, URI, ABOUT)
         key = bucket.Object(URI.key("config.yaml"))
         key.delete() if damage is None else key.put(Body=damage)

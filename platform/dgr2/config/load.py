@@ -41,7 +41,7 @@ def load_config(
     """Defaults, then preset, base, file and ``key=value`` overrides; later ones win.
 
     Args:
-        preset: name of a packaged preset, None for the defaults (or for ``base`` alone).
+        preset: name of a packaged preset or path of a YAML file, None for the defaults (or for ``base``).
         overrides: ``section.key=value``, the value in YAML of the key's type (``[4,8]``, ``true``, ``3e-4``);
             text is taken as it stands.
         base: a configuration to start from, such as the one stored with a run.
@@ -154,8 +154,10 @@ def _example(path: str, section: Any) -> str:
 
 
 def _preset(name: str) -> Mapping[str, Any]:
+    if name.endswith((".yaml", ".yml")):
+        return _read(Path(name))
     if name not in presets():
-        raise ConfigError(f"unknown preset '{name}'; there are {', '.join(presets())}")
+        raise ConfigError(f"unknown preset '{name}'; there are {', '.join(presets())}, or a YAML file")
     text = (resources.files("dgr2.config") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
     return _mapping(parse(text, f"preset {name}"), f"preset {name}")
 

@@ -98,15 +98,15 @@ class TokenizerConfig:
 class ModelConfig:
     init: str = ""
     """Hugging Face folder to start from (its tokenizer is kept and extended); empty: from scratch."""
-    hidden: int = 128
+    hidden: int = 96
     """Hidden size of a model from scratch (Qwen3 architecture)."""
     layers: int = 4
     """Transformer layers."""
-    heads: int = 4
+    heads: int = 3
     """Attention heads."""
-    kv_heads: int = 2
+    kv_heads: int = 1
     """Key/value heads."""
-    mlp: int = 384
+    mlp: int = 288
     """Width of the gated MLP."""
     context: int = 1024
     """Longest sequence in tokens, prompt and response together."""
@@ -122,7 +122,7 @@ class GridConfig:
 
 @dataclass
 class OptimConfig:
-    steps: int = 480
+    steps: int = 400
     """Optimizer steps."""
     batch_size: int = 32
     """Examples an optimizer step, over all workers."""
@@ -142,7 +142,7 @@ class OptimConfig:
 
 @dataclass
 class TeacherConfig:
-    midtrain: OptimConfig = field(default_factory=lambda: OptimConfig(steps=80))
+    midtrain: OptimConfig = field(default_factory=lambda: OptimConfig(steps=50))
     """Next-token prediction on item cards and user histories, so that ids carry meaning."""
     sft: OptimConfig = field(default_factory=OptimConfig)
     """Supervised fine-tuning on the traces."""
@@ -154,7 +154,7 @@ class TeacherConfig:
 
 @dataclass
 class CftConfig:
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=400))
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=350))
     """Optimisation of the conversion."""
     alpha: float = 1.0
     """Weight of the diffusion loss beside the AR loss."""
@@ -162,17 +162,18 @@ class CftConfig:
     """Share of extra fully masked blocks, the first state of every decode."""
     full_mask_share_answer: float = 0.35
     """The same share for answer blocks."""
-    anchor_mask_share: float = 0.2
-    """Share of blocks whose anchor is masked too, as in a fused commit-and-draft forward."""
-    answer_weight: float = 2.0
+    anchor_mask_share: float = 1.0
+    """Share of fully masked blocks that show both anchor states: masked, as a fused commit-and-draft forward
+    sees it, in one copy, and known in the other."""
+    answer_weight: float = 3.0
     """Weight of answer blocks in the diffusion loss."""
     position_bias: float = 0.0
     """Masks later positions more often when few are masked; excludes the complementary copy."""
-    exclusivity: float = 0.2
+    exclusivity: float = 1.0
     """Set term: mass on identifiers already placed."""
-    at_most_one: float = 0.2
+    at_most_one: float = 0.5
     """Set term: an identifier's summed mass above one."""
-    in_set: float = 0.1
+    in_set: float = 0.2
     """Set term: mass outside the candidates."""
     block_curriculum: list[int] = field(default_factory=lambda: [4, 8, 16])
     """Block sizes of the curriculum, in equal parts of the first half; the last one stays."""
@@ -202,8 +203,8 @@ class OpdConfig:
     """Weight of CFT's set terms at the visited states."""
     temperature: float = 1.0
     """Temperature of the rollouts."""
-    source: str = "student"
-    """Who writes the rollouts: ``student`` (on-policy) or ``teacher`` (the comparison without on-policy data)."""
+    compare_off_policy: bool = True
+    """Distil a second student, as many updates, on trajectories that the teacher wrote: a row for comparison."""
 
 
 @dataclass
@@ -232,12 +233,14 @@ class RlConfig:
 
 @dataclass
 class DecodeConfig:
-    threshold: float = 0.9
-    """Tau: a position is committed when its largest probability exceeds it."""
-    answer_threshold: float = 0.5
-    """Tau of the ``prefix`` answer policy."""
+    threshold: float = 0.8
+    """Tau of the trace: a position is committed when its largest probability exceeds it."""
+    answer_threshold: float = 0.95
+    """Tau of plain threshold decoding in answer blocks, where near-tied slots wait for each other."""
     answer_policy: str = "prefix"
-    """Rule for answer slots of the shipped policy: ``threshold`` (none) or ``prefix`` (confident prefix, none repeated)."""
+    """Answer rule as shipped: ``threshold`` (none) or ``prefix`` (confident prefix, none repeated)."""
+    prefix_threshold: float = 0.7
+    """Tau of the ``prefix`` rule."""
     batch_size: int = 64
     """Rows decoded together in evaluation."""
     fused: bool = True
@@ -319,6 +322,29 @@ class ServeConfig:
 
 
 @dataclass
+class TuneConfig:
+    samples: int = 8
+    """Trials of a sweep; the first one is the configuration as it stands."""
+    max_concurrent: int = 0
+    """Trials at a time; 0 takes as many as the cluster has room for."""
+    reports: int = 10
+    """Times that a trial reports its figures, in equal parts of its steps."""
+    grace: int = 0
+    """Steps before ASHA may stop a trial; 0 is a quarter of the stage's steps."""
+    reduction: int = 3
+    """At every rung ASHA keeps one trial in this many; the next rung is this many times as far."""
+    metric: str = ""
+    """Figure to search by; empty is valid_loss (cft), valid_tokens_per_forward (opd) or reward (rl)."""
+    valid_lists: int = 64
+    """Validation lists behind the validation loss of a cft trial."""
+    budget_s: float = 0.0
+    """Seconds after which a sweep ends with what it has; 0 is no limit."""
+    space: list[str] = field(default_factory=list)
+    """Lines KEY=DOMAIN; empty is the stage's own space. A domain is uniform(low,high), loguniform(low,high),
+    randint(low,high), high left out, or choice(a,b,...)."""
+
+
+@dataclass
 class Config:
     preset: str = "demo"
     """Name of the preset this configuration started from."""
@@ -356,11 +382,13 @@ class Config:
     """Metrics, intervals, speed."""
     serve: ServeConfig = field(default_factory=ServeConfig)
     """Deployment; never part of a fingerprint."""
+    tune: TuneConfig = field(default_factory=TuneConfig)
+    """Search with Ray Tune; never part of a fingerprint."""
     ray: RayConfig = field(default_factory=RayConfig)
     """Cluster resources; never part of a fingerprint."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """Actors that decode and score; never part of a fingerprint."""
 
 
-NOT_FINGERPRINTED = ("ray", "rollout", "serve")
-"""Sections that change where and how fast something runs, never its result."""
+NOT_FINGERPRINTED = ("ray", "rollout", "serve", "tune")
+"""Sections that change where and how fast something runs or what is searched, never the result of a run."""

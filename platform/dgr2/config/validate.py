@@ -16,7 +16,6 @@ CHOICES = {
     "cft.alignment": ("in_place", "shift"),
     "decode.answer_policy": ("threshold", "prefix"),
     "opd.divergence": ("forward_kl", "reverse_kl", "jsd"),
-    "opd.source": ("student", "teacher"),
 }
 # Whole numbers are at least 1 unless they stand here.
 LEAST = {
@@ -33,12 +32,16 @@ LEAST = {
     "grid.block_size": 2,
     "ray.max_failures": 0,
     "rollout.retries": 0,
+    "tune.max_concurrent": 0,
+    "tune.grace": 0,
+    "tune.reduction": 2,
 }
 # Other numbers are at least 0 unless they stand here: (above, at most).
 RANGES = {
     "retrieval.recency": (0.0, 1.0),
     "decode.threshold": (0.0, 1.0),
     "decode.answer_threshold": (0.0, 1.0),
+    "decode.prefix_threshold": (0.0, 1.0),
     "teacher.answer_weight": (0.0, 1e6),
     "rl.reward_weights": (-1e6, 1e6),
     "rl.temperature": (0.0, 1e6),

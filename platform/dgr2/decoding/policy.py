@@ -25,10 +25,10 @@ class DecodePolicy:
     Attributes:
         name: ``ar``, ``native`` or ``policy``: the row it is reported in.
         block_size: Tokens a block; 1 leaves only anchors.
-        threshold: Tau; a position is committed when its largest probability exceeds it.
+        threshold: Tau of the trace; a position is committed when its largest probability exceeds it.
         answer: ``threshold`` (no rule looks across answer slots) or ``prefix`` (the longest confident prefix
             of the open slots, no identifier twice; identifiers already placed are masked out).
-        answer_threshold: Tau of ``prefix``.
+        answer_threshold: Tau in answer blocks, of either rule.
         fused: Draft the next block in the forward that commits the last one (its anchor still masked).
         temperature: 0 is greedy; otherwise tokens are drawn from the tempered distribution.
         permutation: AR decoding only: an answer slot takes candidates not yet emitted.
@@ -71,15 +71,16 @@ def shipped_policy(decode: DecodeConfig, grid: GridConfig, temperature: float = 
         block_size=grid.block_size,
         threshold=decode.threshold,
         answer=decode.answer_policy,
-        answer_threshold=decode.answer_threshold,
+        answer_threshold=decode.prefix_threshold if decode.answer_policy == "prefix" else decode.answer_threshold,
         fused=decode.fused,
         temperature=temperature,
     )
 
 
 def native_policy(decode: DecodeConfig, grid: GridConfig, temperature: float = 0.0) -> DecodePolicy:
-    """Plain threshold decoding at the shipped tau, no rule across answer slots, anchors included."""
-    return replace(shipped_policy(decode, grid, temperature), name="native", answer="threshold")
+    """Plain threshold decoding at the shipped taus, no rule across answer slots, anchors included."""
+    shipped = shipped_policy(decode, grid, temperature)
+    return replace(shipped, name="native", answer="threshold", answer_threshold=decode.answer_threshold)
 
 
 def threshold_positions(confidence: np.ndarray, masked: np.ndarray, threshold: float, at_least_one: bool) -> np.ndarray:

@@ -142,7 +142,9 @@ class BlockRow(Row):
         if block is not None:
             block = self.without_end(block)
             confidence = np.exp(block.max(axis=-1))
-            for position in threshold_positions(confidence, open_positions, self.policy.threshold, anchor is None):
+            in_answer = self.trajectory.answer_start is not None
+            tau = self.policy.answer_threshold if in_answer else self.policy.threshold
+            for position in threshold_positions(confidence, open_positions, tau, anchor is None):
                 token = self.draw(block[position])
                 self._put(int(position), token, float(block[position, token]))
         if self.policy.rules:

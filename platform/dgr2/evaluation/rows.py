@@ -35,6 +35,10 @@ ROWS = (
     Row("naive_conversion", "block", "teacher", untrained=True, broken=True),
     Row("cft", "block", "cft"),
     Row("cft_ar", "ar", "cft", untrained=True),
+    Row("opd_off_policy", "block", "opd_off_policy"),
+    Row("opd", "block", "opd"),
+    Row("rl", "block", "rl"),
+    Row("rl_ar", "ar", "rl", untrained=True),
 )
 """Every row in the order of the table; a row whose checkpoint does not exist is left out."""
 
@@ -47,6 +51,15 @@ PAIRS = (
     ("cft", "ar_teacher"),
     ("cft", "cft_ar"),
     ("cft_ar", "ar_teacher"),
+    ("opd_off_policy", "cft"),
+    ("opd", "cft"),
+    ("opd", "opd_off_policy"),
+    ("opd", "ar_teacher"),
+    ("rl", "pre_rank"),
+    ("rl", "lambdamart"),
+    ("rl", "ar_teacher"),
+    ("rl", "opd"),
+    ("rl", "rl_ar"),
 )
 """Rows compared on the same instances: the difference is the first minus the second."""
 

@@ -7,7 +7,9 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from dgr2.errors import StorageError
-from dgr2.rollout.checksum import State
+from dgr2.rollout.checksum import State, checksum
+
+__all__ = ["State", "checksum", "export_weights", "import_weights"]
 
 
 def export_weights(model: Qwen3ForCausalLM) -> dict[str, np.ndarray]:

@@ -6,8 +6,8 @@ deploy the same thing (``import_path: dgr2.serving.deployment:build``).
 
 from __future__ import annotations
 
-import asyncio
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +21,7 @@ from ray.serve import Application
 
 from dgr2.config import load_config
 from dgr2.config.schema import ServeConfig
+from dgr2.serving.batcher import Batched, Batcher
 from dgr2.serving.http import build_app
 from dgr2.serving.location import locate
 from dgr2.serving.reranker import Query, Ranked, load_newest
@@ -72,11 +73,14 @@ class RerankService:
         cache = Path(wanted.cache) if wanted.cache else None
         run = locate(wanted.model, cache, wanted.endpoint_url)
         self.reranker = load_newest(run, self.settings.max_history, wanted.stage and [wanted.stage])
-        self.thread = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(self.settings.threads,))
-        self.decoding_since: float | None = None
+        threads = self.settings.threads
+        self.batcher = Batcher[Query, Ranked](
+            self._decode,
+            ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)),
+            self.settings.max_batch_size,
+            self.settings.batch_wait_ms / 1e3,
+        )
         self.metrics = Emitter()
-        self.decode.set_max_batch_size(self.settings.max_batch_size)  # type: ignore[attr-defined]
-        self.decode.set_batch_wait_timeout_s(self.settings.batch_wait_ms / 1e3)  # type: ignore[attr-defined]
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook for the HTTP application of a replica that has been built."""
@@ -84,33 +88,23 @@ class RerankService:
 
     def check_health(self) -> None:
         """Asked by Serve, which replaces a replica whose decode is stuck."""
-        since = self.decoding_since
-        if since is not None and time.perf_counter() - since > self.settings.timeout_s:
+        if self.batcher.busy_s() > self.settings.timeout_s:
             raise RuntimeError(f"a batch has been decoding for more than {self.settings.timeout_s:g} s")
 
     def count(self, outcome: str) -> None:
         """Count a request by its outcome."""
         self.metrics.add("dgr2_serve_requests", outcome=outcome)
 
-    async def rank(self, query: Query) -> tuple[Ranked, float, float]:
+    async def rank(self, query: Query) -> Batched[Ranked]:
         """Rank a list in a batch with others; see ``Service``."""
-        ranked, queue_ms, decode_ms = await self.decode((query, time.perf_counter()))
-        self.metrics.add("dgr2_serve_repairs", float(not ranked.valid))
-        return ranked, queue_ms, decode_ms
+        answered = await self.batcher.submit(query)
+        self.metrics.add("dgr2_serve_repairs", float(not answered.answer.valid))
+        return answered
 
-    @serve.batch
-    async def decode(self, waiting: list[tuple[Query, float]]) -> list[tuple[Ranked, float, float]]:
-        """Decode the requests that wait, in a thread, so that others are read and checked meanwhile."""
-        self.decoding_since = start = time.perf_counter()
-        try:
-            loop = asyncio.get_running_loop()
-            answers = await loop.run_in_executor(self.thread, self.reranker.rerank, [q for q, _ in waiting])
-        finally:
-            self.decoding_since = None
-        seconds = time.perf_counter() - start
-        self.metrics.observe("dgr2_serve_decode_seconds", seconds)
-        self.metrics.observe("dgr2_serve_batch_size", len(waiting))
-        return [
-            (answer, (start - since) * 1e3, seconds * 1e3)
-            for answer, (_, since) in zip(answers, waiting, strict=True)
-        ]
+    def _decode(self, queries: Sequence[Query]) -> list[Ranked]:
+        """A batch, in the decoding thread: meanwhile others are read and checked."""
+        start = time.perf_counter()
+        answers = self.reranker.rerank(queries)
+        self.metrics.observe("dgr2_serve_decode_seconds", time.perf_counter() - start)
+        self.metrics.observe("dgr2_serve_batch_size", len(queries))
+        return answers

@@ -13,6 +13,7 @@ from fastapi import FastAPI, HTTPException, Request
 from pydantic import ValidationError
 
 from dgr2 import __version__
+from dgr2.serving.batcher import Batched
 from dgr2.serving.reranker import InvalidQuery, Query, Ranked, Reranker
 from dgr2.serving.schemas import (
     Health,
@@ -35,8 +36,8 @@ class Service(Protocol):
 
     reranker: Reranker
 
-    async def rank(self, query: Query) -> tuple[Ranked, float, float]:
-        """Answer, milliseconds in the queue, milliseconds of decoding, for a query that passed the check."""
+    async def rank(self, query: Query) -> Batched[Ranked]:
+        """Answer to a query that passed the check."""
 
     def count(self, outcome: str) -> None:
         """Count a request: ``ok``, ``invalid`` or ``error``."""
@@ -59,21 +60,22 @@ def build_app(service: Service, body_limit: int) -> FastAPI:
         start, outcome = time.perf_counter(), "error"
         try:
             body = await read(request, reranker, body_limit)
-            ranked, queue_ms, decode_ms = await service.rank(body.query())
+            answered = await service.rank(body.query())
             outcome = "ok"
         except HTTPException:
             outcome = "invalid"
             raise
         finally:
             service.count(outcome)
+        ranked = answered.answer
         return RerankResponse(
             ranking=ranked.ranking[: body.top_k],
             reasoning=ranked.reasoning,
             validity=Validity(valid=ranked.valid, repaired=not ranked.valid, flaws=list(ranked.flaws)),
             model=model,
             timings=Timings(
-                queue_ms=round(queue_ms, 3),
-                decode_ms=round(decode_ms, 3),
+                queue_ms=round(answered.queue_ms, 3),
+                decode_ms=round(answered.work_ms, 3),
                 total_ms=round((time.perf_counter() - start) * 1e3, 3),
             ),
         )

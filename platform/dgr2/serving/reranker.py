@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from transformers import AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from dgr2.data.instances import InstanceBuilder
 from dgr2.data.vocabulary import Vocabulary
@@ -91,6 +92,7 @@ class Reranker:
         Raises:
             DGR2Error: a file is missing, damaged, or does not fit the others.
         """
+        disable_progress_bar()
         folder = run.checkpoint(stage)
         shipped = Shipped.load(folder)
         _require_same_tokenizer(folder, run.tokenizer)
@@ -114,7 +116,7 @@ class Reranker:
 
     @property
     def longest_prompt(self) -> int:
-        """Bound on the tokens of a prompt: all candidates, no field left short, nothing cited in a reading."""
+        """Bound on the tokens of a prompt: all candidates, no field left short, nothing cited."""
         table = self.builder.tokens
         line = 1 + table.codes.shape[1] + table.category.shape[1] + table.brand.shape[1] + len(table.evidence)
         shown = self.builder.reader.shown * table.codes.shape[1] + self.builder.reader.room
@@ -127,11 +129,13 @@ class Reranker:
             StorageError: with the numbers.
         """
         grid, prompt = self.decoder.grid, self.longest_prompt
-        response = grid.trace_blocks * grid.block_size + BlockGrid(grid.block_size).padded(self.candidates + 1)
+        response = grid.trace_blocks * grid.block_size + BlockGrid(grid.block_size).padded(
+            self.candidates + 1
+        )
         if prompt + response > self.decoder.context:
             raise StorageError(
-                f"prompts of '{self.name}' take up to {prompt} tokens and responses {response}, more than the "
-                f"context of {self.decoder.context}"
+                f"prompts of '{self.name}' take up to {prompt} tokens and responses {response}, more than "
+                f"the context of {self.decoder.context}"
             )
 
     def check(self, query: Query) -> None:
@@ -144,31 +148,40 @@ class Reranker:
             raise InvalidQuery(("history",), "names no item; at least one is needed")
         if len(query.history) > self.max_history:
             raise InvalidQuery(
-                ("history",), f"has {len(query.history)} items, at most {self.max_history} are taken: send the latest"
+                ("history",),
+                f"has {len(query.history)} items, at most {self.max_history} are taken: send the latest",
             )
         if not query.candidates:
             raise InvalidQuery(("candidates",), "is empty")
         if len(query.candidates) > self.candidates:
             raise InvalidQuery(
-                ("candidates",), f"has {len(query.candidates)} items; this model ranks at most {self.candidates}"
+                ("candidates",),
+                f"has {len(query.candidates)} items; this model ranks at most {self.candidates}",
             )
         for field, items in (("history", query.history), ("candidates", query.candidates)):
             for place, item in enumerate(items):
                 if not 1 <= item <= self.items:
-                    raise InvalidQuery((field, place), f"no such item: the catalogue has items 1 to {self.items}")
+                    raise InvalidQuery(
+                        (field, place), f"no such item: the catalogue has items 1 to {self.items}"
+                    )
         item, times = Counter(query.candidates).most_common(1)[0]
         if times > 1:
             raise InvalidQuery(("candidates",), f"names item {item} {times} times")
 
     def rerank(self, queries: Sequence[Query]) -> list[Ranked]:
         """Rank lists that passed ``check``; answers in the order of the queries."""
-        answers = {i: Ranked(list(q.candidates), "" if q.reasoning else None, ()) for i, q in enumerate(queries)}
+        answers = {
+            i: Ranked(list(q.candidates), "" if q.reasoning else None, ()) for i, q in enumerate(queries)
+        }
         several = [i for i, query in enumerate(queries) if len(query.candidates) > 1]
         if several:
             lists = [queries[i].candidates for i in several]
             instances = self.builder.build([queries[i].history for i in several], lists)
             trajectories = self.decoder.decode(
-                [instance.prompt_ids for instance in instances], list(map(len, lists)), self.policy, len(several)
+                [instance.prompt_ids for instance in instances],
+                list(map(len, lists)),
+                self.policy,
+                len(several),
             )
             for i, trajectory in zip(several, trajectories, strict=True):
                 answers[i] = self._answer(queries[i], trajectory)
@@ -197,7 +210,9 @@ class Reranker:
         history = [before, last]
         found = self.builder.retriever.retrieve([history], min(self.candidates, self.items - 2)).items[0]
         listed = [int(item) for item in found if item]
-        rest = [int(i) for i in np.argsort(-popularity[1:], kind="stable") + 1 if i not in (*history, *listed)]
+        rest = [
+            int(i) for i in np.argsort(-popularity[1:], kind="stable") + 1 if i not in (*history, *listed)
+        ]
         return Query(history, (listed + rest)[: len(found)])
 
     def smoke_test(self) -> None:
@@ -242,4 +257,6 @@ def _require_same_tokenizer(checkpoint: Path, tokenizer: Path) -> None:
     """A checkpoint of an earlier ``prepare`` would read other tokens than the prompts are made of."""
     own, prepared = checkpoint / "tokenizer.json", tokenizer / "tokenizer.json"
     if own.is_file() and own.read_bytes() != prepared.read_bytes():
-        raise StorageError(f"{checkpoint} was trained with another tokenizer than {tokenizer}: train the stage anew")
+        raise StorageError(
+            f"{checkpoint} was trained with another tokenizer than {tokenizer}: train the stage anew"
+        )

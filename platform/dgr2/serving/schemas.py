@@ -22,7 +22,9 @@ class RerankRequest(Strict):
 
     history: Annotated[list[StrictInt], Field(description="Item ids, oldest first.")]
     candidates: Annotated[list[StrictInt], Field(description="Item ids, best of the first stage first.")]
-    top_k: Annotated[StrictInt, Field(ge=1)] | None = Field(None, description="Length of the ranking; all by default.")
+    top_k: Annotated[StrictInt, Field(ge=1)] | None = Field(
+        None, description="Length of the ranking; all by default."
+    )
     reasoning: StrictBool = Field(True, description="Whether the answer tells the model's reasoning.")
 
     def query(self) -> Query:

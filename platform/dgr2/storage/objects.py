@@ -122,13 +122,19 @@ class Manifest:
         try:
             raw = json.loads(text)
             if raw["format"] != FORMAT:
-                raise StorageError(f"the manifest of {origin} has format {raw['format']}, this release reads {FORMAT}")
+                raise StorageError(
+                    f"the manifest of {origin} has format {raw['format']}, this release reads {FORMAT}"
+                )
             files = {str(name): Entry(int(e["size"]), str(e["sha256"])) for name, e in raw["files"].items()}
             about = dict(raw["about"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StorageError(f"the manifest of {origin} is damaged: publish again") from error
         for name in files:
-            if "\\" in name or name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
+            if (
+                "\\" in name
+                or name.startswith("/")
+                or any(part in ("", ".", "..") for part in name.split("/"))
+            ):
                 raise StorageError(f"the manifest of {origin} names a file outside the folder: {name!r}")
         return cls(about, files)
 
@@ -164,7 +170,7 @@ class ObjectStore:
             connect_timeout=timeout_s,
             read_timeout=timeout_s,
             s3={"addressing_style": "path" if endpoint_url else "auto"},
-            # Every file is checked by its SHA-256; other services than Amazon's refuse the trailing checksums.
+            # Every file is checked by its SHA-256; services other than Amazon's refuse trailing checksums.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
@@ -211,9 +217,7 @@ class ObjectStore:
                 self.client.delete_object(Bucket=uri.bucket, Key=uri.key(name))
         return manifest
 
-    def download(
-        self, uri: StorageUri, cache: Path, on_done: Callable[[int], None] = lambda _: None
-    ) -> Path:
+    def download(self, uri: StorageUri, cache: Path, on_done: Callable[[int], None] = lambda _: None) -> Path:
         """A verified local copy of a published folder, in a folder of its own under ``cache``.
 
         A copy that is there already and whole is used as it is.
@@ -288,7 +292,9 @@ class ObjectStore:
             raise _named(error, uri) from error
         except (HTTPClientError, EndpointConnectionError) as error:
             where = self._endpoint or "Amazon S3"
-            raise StorageError(f"{where} cannot be reached for {uri}, after {self._attempts} attempts: {error}") from error
+            raise StorageError(
+                f"{where} cannot be reached for {uri}, after {self._attempts} attempts: {error}"
+            ) from error
         except BotoCoreError as error:
             raise UserError(f"{uri}: {error}") from error
         except OSError as error:

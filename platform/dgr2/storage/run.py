@@ -5,13 +5,16 @@ data/, tokenizer/           what ``prepare`` made
 checkpoints/<stage>/        Hugging Face-format checkpoint of a finished stage
 train/<stage>/              resumable checkpoints of a stage under way
 stages/<stage>.json         fingerprint, seconds and figures of a finished stage
+tune/<stage>/               sweeps: best.yaml, trials.json, a run folder a trial
 evaluation/, samples/, plots/, tensorboard/, metrics.jsonl
 report.json, report.md
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,9 +131,17 @@ class RunFolder:
         """Hugging Face-format checkpoint of a finished stage."""
         return self.checkpoints / stage
 
+    def has_checkpoint(self, stage: str) -> bool:
+        """Whether a stage has finished and left a checkpoint."""
+        return self.stage_state(stage) is not None and self.checkpoint(stage).is_dir()
+
     def train(self, stage: str) -> Path:
         """Working folder of a stage's trainer: resumable checkpoints."""
         return self.path / "train" / stage
+
+    def tuning(self, stage: str) -> Path:
+        """Sweeps over the settings of a stage, and the best ones as a preset."""
+        return self.path / "tune" / stage
 
     def config(self) -> Config:
         """The resolved configuration that the run is made by."""
@@ -162,6 +173,27 @@ class RunFolder:
             shutil.rmtree(self.checkpoint(name), ignore_errors=True)
             write_json(started, {"fingerprint": fingerprint})
         self._state(name).unlink(missing_ok=True)
+
+    def forget_stage(self, name: str) -> None:
+        """Remove what a stage left: checkpoints, resumable ones too, and its state."""
+        shutil.rmtree(self.train(name), ignore_errors=True)
+        shutil.rmtree(self.checkpoint(name), ignore_errors=True)
+        self._state(name).unlink(missing_ok=True)
+
+    def branch(self, path: Path, cfg: Config, stages: Iterable[str]) -> RunFolder:
+        """A new run folder that takes over, by links, what the finished ``stages`` made."""
+        run = RunFolder(path)
+        links = {run.data: self.data, run.tokenizer: self.tokenizer}
+        for place in (run.checkpoints, run.samples, run.plots, run.evaluation, run.tensorboard):
+            place.mkdir(parents=True)
+        for name in stages:
+            write_json(run._state(name), self.stage_state(name))
+            if self.has_checkpoint(name):
+                links[run.checkpoint(name)] = self.checkpoint(name)
+        for link, target in links.items():
+            link.symlink_to(os.path.relpath(target, link.parent))
+        run.write_config(cfg)
+        return run
 
     def finish_stage(self, name: str, fingerprint: str, seconds: float, result: dict[str, Any]) -> StageState:
         """Record that a stage is done."""

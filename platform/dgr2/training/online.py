@@ -30,6 +30,7 @@ from dgr2.objectives.cft import Noise, set_terms
 from dgr2.objectives.opd import TeacherScores, draw_states, opd_loss, pack_states
 from dgr2.objectives.rl import policy_loss
 from dgr2.rollout.weights import checksum, export_weights
+from dgr2.training.memory import keep_freed_memory
 from dgr2.training.loop import learning_rate, make_optimizer, stream, sum_gradients
 from dgr2.training.tasks import Sums
 from dgr2.training.worker import read_checkpoint, report
@@ -77,6 +78,7 @@ def online_worker(job: dict[str, Any]) -> None:
         job: ``kind`` (``opd`` or ``rl``), ``config``, ``tokenizer``, ``init``, ``threads``, ``queues`` (one a
             rank), ``store`` (weight store), ``board`` (progress actor).
     """
+    keep_freed_memory()
     torch.set_num_threads(int(job["threads"]))
     config: Config = load_config(None, base=job["config"], inputs=False)
     context = ray.train.get_context()

@@ -61,10 +61,10 @@ class Midtraining:
 
 
 class _Lists:
-    """Training lists: prompts and responses of the re-ranking task."""
+    """Lists with responses, of training or validation: prompts and responses of the re-ranking task."""
 
-    def __init__(self, folder: Path, vocabulary: Vocabulary, config: Config) -> None:
-        lists: Dataset = load_from_disk(str(folder / "instances" / "train"))
+    def __init__(self, folder: Path, vocabulary: Vocabulary, config: Config, part: str = "train") -> None:
+        lists: Dataset = load_from_disk(str(folder / "instances" / part))
         self.prompts: list[list[int]] = lists["prompt_ids"][:]
         self.responses: list[list[int]] = lists["response_ids"][:]
         self.counts = torch.tensor([len(c) for c in lists["candidates"][:]])

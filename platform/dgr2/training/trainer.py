@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchTrainer
 
 from dgr2.config import Config, OptimConfig
@@ -38,6 +38,7 @@ class TrainJob:
         worker: Train function.
         extra: What it needs beyond the common settings, such as actor handles.
         cpus: Logical CPUs of a worker; None takes ``ray.threads_per_worker``.
+        callbacks: Told what the workers report, in Ray Train's controller.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class TrainJob:
     worker: Callable[[dict[str, Any]], None] = train_worker
     extra: dict[str, Any] = field(default_factory=dict)
     cpus: float | None = None
+    callbacks: tuple[UserCallback, ...] = ()
 
 
 def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
@@ -86,6 +88,7 @@ def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
             storage_path=str(job.storage),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             failure_config=FailureConfig(max_failures=settings.max_failures, controller_failure_limit=1),
+            callbacks=list(job.callbacks),
         ),
     )
     with _watch(board, on_post, settings.timeout_s):

@@ -17,8 +17,10 @@ from dgr2.config import Config, load_config
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.errors import StorageError
 from dgr2.models.backbone import build_model, load_model, save_model
+from dgr2.training.memory import keep_freed_memory
 from dgr2.training.loop import Phase, fit, make_optimizer
 from dgr2.training.tasks import Cft, Midtraining, Sft, Sums
+from dgr2.training.validation import Validation
 
 STATE, MODEL = "state.pt", "model.safetensors"
 
@@ -39,7 +41,10 @@ def train_worker(job: dict[str, Any]) -> None:
     Args:
         job: ``kind``, ``config`` (resolved, plain), ``data``, ``tokenizer``, ``init`` (checkpoint folder or
             empty), ``threads`` and ``board`` (progress actor). Paths must be readable by every worker.
+            With ``validate_every`` rank 0 measures ``validation`` (its resolved configuration) every so many
+            steps and at each checkpoint, and the figures are reported.
     """
+    keep_freed_memory()
     torch.set_num_threads(int(job["threads"]))  # Ray's own default is one
     config: Config = load_config(None, base=job["config"], inputs=False)
     context = ray.train.get_context()
@@ -48,6 +53,8 @@ def train_worker(job: dict[str, Any]) -> None:
     vocabulary = Vocabulary.from_tokenizer(tokenizer, config.data.candidates)
     model = load_model(job["init"]) if job["init"] else build_model(config.model, vocabulary, config.seed)
     phases = build_phases(job["kind"], config, Path(job["data"]), vocabulary)
+    every = int(job.get("validate_every", 0))
+    validation = Validation(Path(job["data"]), vocabulary, job["validation"]) if every and rank == 0 else None
 
     resumed = read_checkpoint(ray.train.get_checkpoint())
     done_phases, done_steps = (resumed["phase"], resumed["step"]) if resumed else (0, 0)
@@ -63,11 +70,18 @@ def train_worker(job: dict[str, Any]) -> None:
             optimizer.load_state_dict(resumed["optimizer"])
 
         def on_step(step: int, figures: Sums, index: int = index, phase: Phase = phase) -> None:
+            last = step == phase.optim.steps
+            due = last or step % phase.optim.checkpoint_every == 0
+            looked = bool(every) and (due or step % every == 0)
+            if looked and rank == 0:
+                assert validation is not None
+                figures = {**figures, **validation.figures(model), "step": float(step)}
             if rank == 0:
                 job["board"].post.remote(phase.name, step, figures)
-            last = step == phase.optim.steps
-            if step % phase.optim.checkpoint_every == 0 or last:
+            if due:
                 report(model, optimizer, index, step, figures, rank, last and index == len(phases) - 1, tokenizer)
+            elif looked:
+                ray.train.report(figures)
 
         fit(model, phase, optimizer, config.seed, start, on_step, rank, world)
 

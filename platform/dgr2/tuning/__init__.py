@@ -1,0 +1,1 @@
+"""Search over the settings of a stage with Ray Tune; space, plan and capacity are pure."""
