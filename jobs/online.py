@@ -123,6 +123,7 @@ class OnlineLoop:
             worker=online_worker,
             extra={"queues": self._queues, "store": self._store},
             cpus=config.rollout.train_cpus,
+            max_failures=0,  # the controller would not follow a restart; the stage itself resumes
         )
         try:
             train(job, config, lambda _, step, figures: self._figures.__setitem__(step, figures))

@@ -235,7 +235,7 @@ class RlConfig:
 class DecodeConfig:
     threshold: float = 0.8
     """Tau of the trace: a position is committed when its largest probability exceeds it."""
-    answer_threshold: float = 0.95
+    answer_threshold: float = 0.99
     """Tau of plain threshold decoding in answer blocks, where near-tied slots wait for each other."""
     answer_policy: str = "prefix"
     """Answer rule as shipped: ``threshold`` (none) or ``prefix`` (confident prefix, none repeated)."""
@@ -253,11 +253,11 @@ class EvaluationConfig:
     """Bootstrap resamples behind every interval."""
     naive_instances: int = 128
     """Test instances decoded for the naive conversion, which runs to the length limit on most (at most all)."""
-    speed_instances: int = 32
+    speed_instances: int = 24
     """Instances timed at batch 1, AR and block decoding in turns."""
     sweep: list[float] = field(default_factory=lambda: [0.5, 0.7, 0.8, 0.9, 0.95, 0.99])
     """Thresholds of the accuracy-against-speed plot."""
-    sweep_instances: int = 200
+    sweep_instances: int = 96
     """Instances decoded for each threshold of the sweep."""
     examples: int = 3
     """Re-ranked examples shown with their reasoning."""

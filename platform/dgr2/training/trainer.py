@@ -39,6 +39,7 @@ class TrainJob:
         extra: What it needs beyond the common settings, such as actor handles.
         cpus: Logical CPUs of a worker; None takes ``ray.threads_per_worker``.
         callbacks: Told what the workers report, in Ray Train's controller.
+        max_failures: Restarts of a failed worker group; None takes ``ray.max_failures``.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class TrainJob:
     extra: dict[str, Any] = field(default_factory=dict)
     cpus: float | None = None
     callbacks: tuple[UserCallback, ...] = ()
+    max_failures: int | None = None
 
 
 def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
@@ -64,6 +66,7 @@ def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
     settings = config.ray
     cpus = settings.threads_per_worker if job.cpus is None else job.cpus
     gpus = 1 if settings.use_gpu else 0
+    restarts = settings.max_failures if job.max_failures is None else job.max_failures
     require_capacity(settings, settings.num_workers * cpus, settings.num_workers * gpus, f"stage {job.kind}")
     board = ProgressBoard.remote()
     trainer = TorchTrainer(
@@ -87,7 +90,7 @@ def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
             name=job.name,
             storage_path=str(job.storage),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
-            failure_config=FailureConfig(max_failures=settings.max_failures, controller_failure_limit=1),
+            failure_config=FailureConfig(max_failures=restarts, controller_failure_limit=1),
             callbacks=list(job.callbacks),
         ),
     )

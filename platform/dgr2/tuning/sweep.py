@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search.basic_variant import BasicVariantGenerator
 from rich.console import Console
 
@@ -69,10 +69,9 @@ def run_sweep(
             time_budget_s=plan.budget_s or None,
             # TuneConfig.max_concurrent_trials does not reach a generator that is handed over
             search_alg=BasicVariantGenerator([start], max_concurrent=at_a_time, random_state=plan.seed),
-            # the last step is no rung: the trial still has its checkpoint to write
-            scheduler=ASHAScheduler(
+            scheduler=_Asha(
                 time_attr="step",
-                max_t=plan.steps + 1,
+                max_t=plan.steps,
                 grace_period=plan.grace,
                 reduction_factor=plan.reduction,
             ),
@@ -95,6 +94,15 @@ def run_sweep(
             outcome.state = "stopped"
     _wait_until_free(before, timeout_s)
     return outcomes
+
+
+class _Asha(ASHAScheduler):
+    """ASHA that lets a trial end by itself after its last step: it still has a checkpoint to write."""
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        if result["step"] >= self._max_t:
+            return TrialScheduler.CONTINUE
+        return super().on_trial_result(tune_controller, trial, result)
 
 
 def _tune_domain(domain: Domain) -> Any:
