@@ -23,7 +23,7 @@ SETTINGS = [
     "semantic_ids.codes=8", "semantic_ids.dimensions=12", "tokenizer.vocabulary=700", "grid.block_size=12",
     "cft.block_curriculum=[4,12]", "model.hidden=32", "model.layers=2", "model.mlp=48", "model.context=256",
     "serve.max_history=50", "serve.max_batch_size=8", "serve.batch_wait_ms=20",
-    "ray.num_workers=1", "ray.timeout_s=250",
+    "model.heads=4", "model.kv_heads=2", "ray.num_workers=1", "ray.timeout_s=250",
 ]  # fmt: skip
 
 

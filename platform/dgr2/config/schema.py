@@ -104,7 +104,7 @@ class ModelConfig:
     """Transformer layers."""
     heads: int = 3
     """Attention heads."""
-    kv_heads: int = 1
+    kv_heads: int = 3
     """Key/value heads."""
     mlp: int = 288
     """Width of the gated MLP."""
@@ -116,7 +116,7 @@ class ModelConfig:
 class GridConfig:
     block_size: int = 16
     """Tokens a block, anchored at the end of the prompt; the answer starts on a block boundary."""
-    trace_blocks: int = 3
+    trace_blocks: int = 4
     """Blocks of the reasoning trace; where it is not closed by then, policy decoding opens the answer."""
 
 

@@ -16,7 +16,16 @@ from dgr2.config.schema import Config
 from dgr2.data.evidence import EVIDENCE
 from dgr2.data.source import Item
 from dgr2.data.tokenizer import INSTRUCTION, LAST, OFTEN, OR, THEN, encode
-from dgr2.data.vocabulary import ASSISTANT, FILL, THINK_END, USER, code_tokens, grade_tokens, label_tokens
+from dgr2.data.vocabulary import (
+    ASSISTANT,
+    FILL,
+    THINK_END,
+    USER,
+    code_tokens,
+    grade_tokens,
+    label_tokens,
+    place_tokens,
+)
 
 if TYPE_CHECKING:
     from dgr2.data.reading import Reading
@@ -39,6 +48,7 @@ class TokenTable:
     evidence: np.ndarray
     labels: np.ndarray
     grades: np.ndarray
+    places: np.ndarray
     words: np.ndarray
     head: np.ndarray
     tail: np.ndarray
@@ -66,6 +76,7 @@ class TokenTable:
             evidence=np.stack([ids(row) for row in names]),
             labels=ids(label_tokens(config.data.candidates)),
             grades=ids(grade_tokens(config.traces.grades)),
+            places=ids(place_tokens(config.data.candidates)),
             words=_padded(encode(tokenizer, [OFTEN, LAST, THEN, OR]), 2),
             head=np.concatenate([ids([USER]), np.array(encode(tokenizer, [INSTRUCTION])[0], dtype=np.int64)]),
             tail=ids([ASSISTANT]),
