@@ -25,7 +25,7 @@ from dgr2.jobs.run import (
     current_fingerprint,
     nothing_written,
     refuse_upstream_changes,
-    run_pipeline,
+    run_stage,
 )
 from dgr2.storage import RunFolder, write_json
 from dgr2.storage.files import write_text
@@ -66,7 +66,6 @@ def tune(
     """
     config, path = _configuration(stage, preset, overrides, path, file)
     plan = make_plan(stage, config)
-    needed = stages_before(stage)
     with ray_session(config.ray, dashboard=True), nothing_written(path):
         at_a_time = trials_at_a_time(
             trial_demands(stage, config),
@@ -76,7 +75,8 @@ def tune(
             [node["Resources"] for node in ray.nodes() if node["Alive"]],
         )
         run = RunFolder.open(path) if RunFolder.is_run(path) else RunFolder.create_or_open(path, config)
-        run_pipeline(run, config, console, until=needed[-1])
+        for name in stages_before(stage):
+            run_stage(run, config, name, console)
         sweep = Sweep(plan, config, run.path, _new_folder(run.tuning(stage)))
         size = f"{plan.samples} trials of {plan.steps} steps, {at_a_time} at a time"
         console.print(f"[bold]tune {stage}[/] {size}")

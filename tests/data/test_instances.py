@@ -58,8 +58,9 @@ def test_prompt_text_of_a_known_instance(prepared, builder):
     def written(item: int) -> str:
         return "".join(f"<s{level}_{code}>" for level, code in enumerate(codes[str(item)]))
 
-    start = "<|user|> Rank these candidates" + "".join(written(item) for item in history)
-    assert text.startswith(start + "<A>" + written(candidates[0]) + names[candidates[0]] + "<follow_")
+    assert text.startswith("<|user|> Rank these candidates often ")
+    assert " last" + written(history[1]) + written(history[0]) + " then " in text  # the latest first
+    assert "<A>" + written(candidates[0]) + names[candidates[0]] + "<follow_" in text
     assert "<B>" + written(candidates[1]) + names[candidates[1]] + "<follow_" in text
     assert text.endswith("<|assistant|>") and "<C>" not in text
     assert text.count("<price_") == text.count("<popular_") == 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dgr2.config.schema import Config
-from dgr2.data.crossfit import cross_fit, find, fit_expert
+from dgr2.data.crossfit import cross_fit, find, fit_expert, raw_features
 from dgr2.data.evidence import features
 from dgr2.data.retrieval import Retriever
 from dgr2.data.shop import build_shop
@@ -42,7 +42,8 @@ def test_room_between_first_stage_expert_and_oracle(seed):
     config = Config(seed=seed)
     shop = build_shop(config.data.users, config.data.items, seed)
     training, items = training_part(shop.sequences), ItemTable.build(shop.items)
-    expert = fit_expert(cross_fit(training, items, config, lambda: None), config)
+    folds = cross_fit(training, items, config, lambda: None)
+    expert = fit_expert(folds, raw_features, config.expert, seed)
     retriever = Retriever.fit(training, len(shop.items), config.retrieval)
     requests = held_out_requests(shop.sequences, "test")
     lists = retriever.retrieve(requests.histories, config.data.candidates)

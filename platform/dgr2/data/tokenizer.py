@@ -10,8 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from dgr2.config.schema import Config
 from dgr2.data.evidence import EVIDENCE
 from dgr2.data.source import Item
-from dgr2.data.vocabulary import CONTROL, END, MASK, PAD, code_tokens, grade_tokens,
-    place_tokens, label_tokens
+from dgr2.data.vocabulary import CONTROL, END, MASK, PAD, code_tokens, grade_tokens, label_tokens, place_tokens
 
 # Words of prompts and traces; every one becomes a single token of a trained vocabulary.
 INSTRUCTION = " Rank these candidates"

@@ -4,8 +4,8 @@ A response is the reading of the history (steps 1 and 2; see ``reading``), then 
 pre-rank order ``label, strongest evidence, grade``, and again ``label, place`` (step 3), then ``</think>``,
 which is the last token of the last trace block where all K candidates are there. A grade is a matter of one
 candidate; places compare all grades, which only what stands behind them can see: the clean stream is causal.
-With the places in sight the slots of an answer no longer depend on each other. The answer starts on a block boundary: the labels, best
-first, and ``<|end|>`` to the end of the block.
+With the places in sight the slots of an answer no longer depend on each other. The answer starts on a block
+boundary: the labels, best first, and ``<|end|>`` to the end of the block.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from ray import tune
@@ -68,7 +69,7 @@ class SweepLog(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         outcome = self._of(trial)
-        outcome.state, outcome.cause = "failed", _last_line(trial.get_error())
+        outcome.state, outcome.cause = "failed", _last_line(trial.error_file)
         self._say(f"{outcome.name} failed at step {outcome.step}: {outcome.cause}")
 
     def _of(self, trial: Trial) -> Outcome:
@@ -108,6 +109,7 @@ def outcome_table(outcomes: Iterable[Outcome], plan: Plan, best: Outcome | None)
     return table
 
 
-def _last_line(error: BaseException | None) -> str:
-    text = str(error).strip() if error is not None else ""
-    return text.splitlines()[-1].strip() if text else "unknown cause"
+def _last_line(file: str | None) -> str:
+    """Of the traceback that Ray wrote: the cause."""
+    lines = Path(file).read_text(encoding="utf-8").split("\n") if file and Path(file).is_file() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "unknown cause")

@@ -79,7 +79,8 @@ def _check(key: str, name: str, values: tuple[Any, ...], of: Any) -> None:
         return
     if of is not (int if name == "randint" else float):
         use = {int: "randint or choice", float: "uniform, loguniform or choice"}.get(of, "choice")
-        raise ConfigError(f"'{key}' is {fields.NAMES.get(of, 'a list')}, and {name} does not draw that: use {use}")
+        what = fields.NAMES.get(of, "a list")
+        raise ConfigError(f"'{key}' is {what}, and {name} does not draw that: use {use}")
     if len(values) != 2 or not values[0] < values[1]:
         raise ConfigError(f"{name} of '{key}' needs two bounds, the lower one first, not {list(values)}")
     if name == "loguniform" and values[0] <= 0:

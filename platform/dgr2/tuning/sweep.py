@@ -88,7 +88,7 @@ def run_sweep(
     )
     with _interruptible():
         tuner.fit()
-    outcomes = list(watcher.outcomes.values())
+    outcomes = sorted(watcher.outcomes.values(), key=lambda o: int(o.name.rsplit("-", 1)[-1]))
     for outcome in outcomes:
         if outcome.state == "running":  # the budget ran out
             outcome.state = "stopped"
