@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 SHOP = ["data.users=150", "data.items=60", "data.folds=2", "expert.trees=10", "tokenizer.vocabulary=400"]
-MODEL = ["model.hidden=32", "model.layers=1", "model.heads=2", "model.mlp=32"]
+MODEL = ["model.hidden=32", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.mlp=32"]
 STEPS = ["teacher.midtrain.steps=2", "teacher.sft.steps=12", "teacher.sft.checkpoint_every=3"]
 
 

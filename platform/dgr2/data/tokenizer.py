@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from dgr2.config.schema import Config
 from dgr2.data.evidence import EVIDENCE
 from dgr2.data.source import Item
-from dgr2.data.vocabulary import CONTROL, END, MASK, PAD, code_tokens, grade_tokens, label_tokens, place_tokens
+from dgr2.data.vocabulary import CONTROL, END, MASK, PAD, code_tokens, grade_tokens, label_tokens
 
 # Words of prompts and traces; every one becomes a single token of a trained vocabulary.
 INSTRUCTION = " Rank these candidates"
@@ -40,7 +40,6 @@ def added_tokens(config: Config) -> list[str]:
         *(token for level in code_tokens(ids.levels + 1, ids.codes) for token in level),
         *(f"<{name}_{level}>" for name, _, _ in EVIDENCE for level in range(config.prompt.buckets)),
         *grade_tokens(config.traces.grades),
-        *place_tokens(config.data.candidates),
     ]
 
 

@@ -24,11 +24,6 @@ def grade_tokens(levels: int) -> list[str]:
     return [f"<grade_{level}>" for level in range(levels)]
 
 
-def place_tokens(count: int) -> list[str]:
-    """Places in the answer, best first: ``<place_1>``, …"""
-    return [f"<place_{place}>" for place in range(1, count + 1)]
-
-
 def code_tokens(levels: int, codes: int) -> list[list[str]]:
     """Semantic-id tokens ``<s{level}_{code}>``, one list a level."""
     return [[f"<s{level}_{code}>" for code in range(codes)] for level in range(levels)]

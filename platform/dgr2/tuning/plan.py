@@ -15,7 +15,7 @@ SPACES = {
     "cft": (
         "cft.optim.learning_rate=loguniform(5e-4,5e-3)",
         "cft.alpha=uniform(0.5,2.0)",
-        "cft.anchor_mask_share=uniform(0.1,0.4)",
+        "cft.full_mask_share_answer=uniform(0.2,0.6)",
     ),
     "opd": ("opd.optim.learning_rate=loguniform(1e-4,1e-3)", "opd.ar_weight=uniform(0.25,1.0)"),
     "rl": ("rl.optim.learning_rate=loguniform(5e-5,5e-4)", "rl.clip_high=uniform(0.2,0.4)"),
