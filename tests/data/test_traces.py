@@ -38,28 +38,16 @@ def test_layout_on_the_grid(prepared, lists, part):
             assert labels == [vocabulary.labels[i] for i in row["order"]]
         rest = response[start + count :]
         assert rest and set(rest) == {vocabulary.eos} and len(rest) <= size
-        matched, placed = response[close - 5 * count : close - 2 * count], response[close - 2 * count : close]
-        assert matched[::3] == placed[::2] == list(vocabulary.labels[:count])
+        matched = response[close - 3 * count : close]
+        assert matched[::3] == list(vocabulary.labels[:count])
         assert set(matched[2::3]) <= set(vocabulary.grades)
-
-
-def test_places_spell_out_the_answer(prepared, lists):
-    tokenizer = load_tokenizer(prepared.tokenizer)
-    vocabulary = Vocabulary.from_tokenizer(tokenizer, 6)
-    for row in [*lists["train"], *lists["valid"]]:
-        response, count = row["response_ids"], len(row["candidates"])
-        close = response.index(vocabulary.think_end)
-        placed = response[close - 2 * count : close]
-        answer = [token for token in response[close:] if token in vocabulary.labels]
-        places = tokenizer.convert_tokens_to_ids([f"<place_{answer.index(t) + 1}>" for t in placed[::2]])
-        assert placed[1::2] == places
 
 
 def test_cited_evidence_stands_in_the_prompt(prepared, lists):
     close = Vocabulary.from_tokenizer(load_tokenizer(prepared.tokenizer), 6).think_end
     for row in lists["train"]:
         count = len(row["candidates"])
-        end = row["response_ids"].index(close) - 2 * count
+        end = row["response_ids"].index(close)
         assert set(row["response_ids"][end - 3 * count : end][1::3]) <= set(row["prompt_ids"])
 
 
@@ -74,7 +62,7 @@ def test_answer_is_a_function_of_the_grades(prepared, lists):
     for row in lists["train"]:
         count = len(row["candidates"])
         close = row["response_ids"].index(vocabulary.think_end)
-        tokens = row["response_ids"][close - 5 * count : close - 2 * count][2::3]
+        tokens = row["response_ids"][close - 3 * count : close][2::3]
         grades = np.array([[vocabulary.grades.index(token) for token in tokens]])
         assert answer_order(grades)[0].tolist() == row["order"]
 

@@ -98,15 +98,15 @@ class TokenizerConfig:
 class ModelConfig:
     init: str = ""
     """Hugging Face folder to start from (its tokenizer is kept and extended); empty: from scratch."""
-    hidden: int = 96
+    hidden: int = 128
     """Hidden size of a model from scratch (Qwen3 architecture)."""
     layers: int = 4
     """Transformer layers."""
-    heads: int = 3
+    heads: int = 4
     """Attention heads."""
-    kv_heads: int = 3
+    kv_heads: int = 2
     """Key/value heads."""
-    mlp: int = 288
+    mlp: int = 384
     """Width of the gated MLP."""
     context: int = 1024
     """Longest sequence in tokens, prompt and response together."""
@@ -116,13 +116,13 @@ class ModelConfig:
 class GridConfig:
     block_size: int = 16
     """Tokens a block, anchored at the end of the prompt; the answer starts on a block boundary."""
-    trace_blocks: int = 4
+    trace_blocks: int = 3
     """Blocks of the reasoning trace; where it is not closed by then, policy decoding opens the answer."""
 
 
 @dataclass
 class OptimConfig:
-    steps: int = 400
+    steps: int = 420
     """Optimizer steps."""
     batch_size: int = 32
     """Examples an optimizer step, over all workers."""
@@ -154,7 +154,7 @@ class TeacherConfig:
 
 @dataclass
 class CftConfig:
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=350))
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=380))
     """Optimisation of the conversion."""
     alpha: float = 1.0
     """Weight of the diffusion loss beside the AR loss."""

@@ -141,7 +141,7 @@ def _grid(cfg: Config) -> None:
         if size % step:
             raise ConfigError(f"'cft.block_curriculum' must hold divisors of {size} only, and {step} is none")
     # Label, evidence and grade of every candidate, then the end of the trace.
-    trace, least = cfg.grid.trace_blocks * size, 5 * cfg.data.candidates + 1
+    trace, least = cfg.grid.trace_blocks * size, 3 * cfg.data.candidates + 1
     if trace < least:
         raise ConfigError(
             f"a trace of {trace} tokens cannot weigh {cfg.data.candidates} candidates ({least} tokens): "

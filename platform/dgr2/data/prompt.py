@@ -24,7 +24,6 @@ from dgr2.data.vocabulary import (
     code_tokens,
     grade_tokens,
     label_tokens,
-    place_tokens,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ class TokenTable:
     evidence: np.ndarray
     labels: np.ndarray
     grades: np.ndarray
-    places: np.ndarray
     words: np.ndarray
     head: np.ndarray
     tail: np.ndarray
@@ -76,7 +74,6 @@ class TokenTable:
             evidence=np.stack([ids(row) for row in names]),
             labels=ids(label_tokens(config.data.candidates)),
             grades=ids(grade_tokens(config.traces.grades)),
-            places=ids(place_tokens(config.data.candidates)),
             words=_padded(encode(tokenizer, [OFTEN, LAST, THEN, OR]), 2),
             head=np.concatenate([ids([USER]), np.array(encode(tokenizer, [INSTRUCTION])[0], dtype=np.int64)]),
             tail=ids([ASSISTANT]),

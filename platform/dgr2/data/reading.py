@@ -15,7 +15,7 @@ from dgr2.config.schema import GridConfig
 from dgr2.data.prompt import ABSENT, TokenTable
 from dgr2.data.statistics import ItemTable, Statistics
 
-STEP_TOKENS = 5  # a candidate's share of a trace: label, evidence, grade; label, place
+STEP_TOKENS = 3  # a candidate's share of a trace: label, evidence, grade
 FOLLOWERS = 4  # categories that the reading can name as likely next
 
 

@@ -1,11 +1,9 @@
 """The ``evidence`` generator: traces and answers written from measured evidence, laid out on the block grid.
 
 A response is the reading of the history (steps 1 and 2; see ``reading``), then for every candidate in
-pre-rank order ``label, strongest evidence, grade``, and again ``label, place`` (step 3), then ``</think>``,
-which is the last token of the last trace block where all K candidates are there. A grade is a matter of one
-candidate; places compare all grades, which only what stands behind them can see: the clean stream is causal.
-With the places in sight the slots of an answer no longer depend on each other. The answer starts on a block
-boundary: the labels, best first, and ``<|end|>`` to the end of the block.
+pre-rank order ``label, strongest evidence, grade`` (step 3), then ``</think>``, which is the last token of the
+last trace block where all K candidates are there. The answer starts on a block boundary: the labels, best
+first, and ``<|end|>`` to the end of the block.
 """
 
 from __future__ import annotations
@@ -109,11 +107,10 @@ class TraceWriter:
         labels = np.broadcast_to(self.tokens.labels[: order.shape[1]], order.shape)
         graded = self.tokens.grades[np.maximum(grades, 0)]
         matched = np.stack([labels, cited, graded], axis=-1)
-        placed = np.stack([labels, self.tokens.places[np.argsort(order, axis=1)]], axis=-1)
         responses = []
         for row, reading in enumerate(readings):
             count = int(counts[row])
-            trace = reading.tokens + matched[row, :count].ravel().tolist() + placed[row, :count].ravel().tolist()
+            trace = reading.tokens + matched[row, :count].ravel().tolist()
             responses.append(self._laid_out(trace, self.tokens.labels[order[row, :count]].tolist()))
         return responses
 
