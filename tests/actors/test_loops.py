@@ -47,6 +47,13 @@ def again(run: RunFolder, config, stage: str) -> dict[str, torch.Tensor]:
     return weights(run, stage)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(made) -> dict[str, torch.Tensor]:
+    """Weights after an OPD stage in which nothing happened."""
+    run, config = made
+    return again(run, config, "opd")
+
+
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
@@ -62,11 +69,10 @@ def free() -> bool:
 
 
 @pytest.mark.ray
-def test_opd_changes_the_student_and_a_lost_worker_changes_nothing(made, monkeypatch):
+def test_opd_changes_the_student_and_a_lost_worker_changes_nothing(made, undisturbed, monkeypatch):
     from dgr2.jobs import online
 
     run, config = made
-    undisturbed = again(run, config, "opd")
     assert not same(undisturbed, weights(run, "cft"))
     assert free()
 
@@ -85,11 +91,10 @@ def test_opd_changes_the_student_and_a_lost_worker_changes_nothing(made, monkeyp
 
 
 @pytest.mark.ray
-def test_an_interrupted_loop_ends_bit_identical(made, monkeypatch):
+def test_an_interrupted_loop_ends_bit_identical(made, undisturbed, monkeypatch):
     from dgr2.jobs import online
 
     run, config = made
-    undisturbed = again(run, config, "opd")
 
     def stop(loop, step, *arguments):
         if step == 3:
@@ -108,7 +113,8 @@ def test_an_interrupted_loop_ends_bit_identical(made, monkeypatch):
 @pytest.mark.ray
 def test_rl_runs_on_the_distilled_student(made):
     run, config = made
-    again(run, config, "opd")
+    if run.stage_state("opd") is None:
+        again(run, config, "opd")
     assert not same(again(run, config, "rl"), weights(run, "opd"))
     lines = [line for line in run.metrics_file.read_text().splitlines() if '"stage": "rl"' in line]
     assert '"ratio": ' in lines[0] and '"reward": ' in lines[0]
@@ -122,7 +128,7 @@ def test_a_failing_trainer_stops_the_loop_with_its_first_cause(made, monkeypatch
     run, config = made
 
     def spoil(loop, step, micro, *arguments):
-        micro[0].prompts[0] = []  # the learner cannot pack this
+        micro[0].trajectories[0].tokens = []  # does not fit its steps
         return submit(loop, step, micro, *arguments)
 
     submit = online.OnlineLoop.submit

@@ -241,7 +241,7 @@ def test_fingerprint_is_stable_and_sensitive() -> None:
 def other(value: Any) -> Any:
     if isinstance(value, bool):
         return not value
-    return value + (value[:1] if isinstance(value, list) else "x" if isinstance(value, str) else 1)
+    return value + ((value[:1] or ["x"]) if isinstance(value, list) else "x" if isinstance(value, str) else 1)
 
 
 def with_value(key: str, value: Any) -> Config:

@@ -94,11 +94,13 @@ def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
             callbacks=list(job.callbacks),
         ),
     )
-    with _watch(board, on_post, settings.timeout_s):
-        try:
-            result = trainer.fit()
-        except ray.train.TrainingFailedError as error:
-            raise DGR2Error(f"stage {job.kind} failed: {_first_cause(error)}") from error
+    try:
+        result = _fit(trainer, lambda: _drain(board, on_post, settings.timeout_s))
+    except ray.train.TrainingFailedError as error:
+        raise DGR2Error(f"stage {job.kind} failed: {_first_cause(error)}") from error
+    finally:
+        if ray.is_initialized():
+            ray.kill(board)
     assert result.checkpoint is not None
     with result.checkpoint.as_directory() as place, atomic_dir(job.output) as folder:
         shutil.copytree(Path(place) / "final", folder, dirs_exist_ok=True)
@@ -106,31 +108,32 @@ def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
     return dict(result.metrics or {})
 
 
-class _watch:
-    """Hand the board's posts to a callback while training runs in the foreground."""
+def _fit(trainer: TorchTrainer, meanwhile: Callable[[], None]) -> ray.train.Result:
+    """Run ``trainer.fit`` in a thread of its own and call ``meanwhile`` twice a second and once at the end.
 
-    def __init__(self, board: ray.actor.ActorHandle, on_post: OnPost, timeout: float) -> None:
-        self._board, self._on_post, self._timeout = board, on_post, timeout
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, daemon=True)
+    In the main thread Ray would take Ctrl-C over and exit; this way it interrupts the wait, as everywhere.
+    """
+    outcome: list[ray.train.Result | BaseException] = []
 
-    def _drain(self) -> None:
-        for post in ray.get(self._board.take.remote(), timeout=self._timeout):
-            self._on_post(*post)
+    def run() -> None:
+        try:
+            outcome.append(trainer.fit())
+        except BaseException as error:  # handed to the caller's thread
+            outcome.append(error)
 
-    def _loop(self) -> None:
-        while not self._stop.wait(0.5):
-            self._drain()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.5)
+        meanwhile()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
 
-    def __enter__(self) -> None:
-        self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(self._timeout)
-        if ray.is_initialized():
-            self._drain()
-            ray.kill(self._board)
+def _drain(board: ray.actor.ActorHandle, on_post: OnPost, timeout: float) -> None:
+    for post in ray.get(board.take.remote(), timeout=timeout):
+        on_post(*post)
 
 
 def _first_cause(error: BaseException) -> str:
