@@ -98,7 +98,11 @@ class OnlineLoop:
         for actor in (*self._queues, self._store):
             self._stack.callback(ray.kill, actor)
         model = RolloutModel(
-            self._writer or self._init, run.tokenizer, config.grid, config.cft.alignment, config.data.candidates
+            self._writer or self._init,
+            run.tokenizer,
+            config.grid,
+            config.cft.alignment,
+            config.data.candidates,
         )
         self._rollouts = self._stack.enter_context(RolloutGroup(model, rollout))
         self._teachers: TeacherGroup | None = None
@@ -187,7 +191,12 @@ class OnlineLoop:
         return Weights(step, *self._frozen)
 
     def rollouts(
-        self, key: tuple[int, ...], prompts: list[list[int]], counts: list[int], policy: DecodePolicy, chunk: int
+        self,
+        key: tuple[int, ...],
+        prompts: list[list[int]],
+        counts: list[int],
+        policy: DecodePolicy,
+        chunk: int,
     ) -> list[Trajectory]:
         """Decode prompts at the current weight version; the key is the place in the run, such as (step, attempt)."""
         with self.phase("rollout"):
@@ -206,7 +215,9 @@ class OnlineLoop:
         }
         self.emitter.set("dgr2_tokens_per_forward", figures["tokens_per_forward"])
         self.emitter.set("dgr2_validity_share", figures["valid"])
-        self.emitter.set("dgr2_rollout_tokens_per_second", emitted / max(self.seconds.get("rollout", 0.0), 1e-3))
+        self.emitter.set(
+            "dgr2_rollout_tokens_per_second", emitted / max(self.seconds.get("rollout", 0.0), 1e-3)
+        )
         return figures
 
     def score(self, prompts: list[list[int]], trajectories: list[Trajectory], top_k: int, chunk: int) -> list:

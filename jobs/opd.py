@@ -43,7 +43,9 @@ def distil(context: StageContext, stage: str, on_policy: bool) -> dict[str, floa
     deployed = shipped_policy(config.decode, config.grid, settings.temperature)
     policy = deployed if on_policy else ar_policy(True, settings.temperature)
     figures: dict[str, float] = {}
-    with OnlineLoop(context, "opd", stage, run.checkpoint("cft"), teacher, None if on_policy else teacher) as loop:
+    with OnlineLoop(
+        context, "opd", stage, run.checkpoint("cft"), teacher, None if on_policy else teacher
+    ) as loop:
         for step in loop.steps():
             indices = step_indices(len(prompts), optim.batch_size, step, config.seed, STREAMS["opd"])
             asked = [prompts[i] for i in indices]

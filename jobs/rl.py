@@ -74,7 +74,9 @@ def rl(context: StageContext) -> dict[str, float]:
                     drawn += fresh
                     kept += [g for g in fresh if g.informative]
             trajectories = [t for g in kept for t in g.trajectories]
-            advantages = group_advantages(np.stack([g.rewards for g in kept])).ravel().tolist() if kept else []
+            advantages = (
+                group_advantages(np.stack([g.rewards for g in kept])).ravel().tolist() if kept else []
+            )
             asked = [g.prompt for g in kept for _ in g.trajectories]
             micro = micro_batches(asked, trajectories, optim.micro_batch_size, advantages=advantages)
             decided = sum(t.forced.count(False) for t in trajectories)

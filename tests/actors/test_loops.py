@@ -9,13 +9,14 @@ import time
 import pytest
 import ray
 import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
 from dgr2.config import load_config
 from dgr2.errors import CapacityError
 from dgr2.jobs.run import run_stage
 from dgr2.storage import RunFolder
 from dgr2.training.session import ray_session
-from rich.console import Console
-from safetensors.torch import load_file
 
 OVERRIDES = [
     *("data.users=150", "data.items=60", "data.folds=2", "expert.trees=10", "tokenizer.vocabulary=400"),
@@ -146,4 +147,3 @@ def test_too_many_workers_are_refused_with_the_arithmetic(made):
     config = load_config(None, ["rollout.workers=100"], base=config)
     with pytest.raises(CapacityError, match="100 rollout workers x 0.25 = 25 CPUs"):
         again(run, config, "opd")
-

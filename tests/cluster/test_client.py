@@ -92,9 +92,7 @@ def test_an_address_that_is_no_dashboard(address: str) -> None:
 
 def test_a_submission_is_a_quoted_command_that_joins_its_cluster(tmp_path: Path) -> None:
     made = submission("cft", ["cft.alpha=2"], COMMANDS, run=tmp_path / "my run", preset="demo")
-    assert made.command == (
-        f"python -m dgr2.jobs cft cft.alpha=2 --preset demo --run '{tmp_path}/my run'"
-    )
+    assert made.command == (f"python -m dgr2.jobs cft cft.alpha=2 --preset demo --run '{tmp_path}/my run'")
     again = submission("cft", ["cft.alpha=2"], COMMANDS, run=tmp_path / "my run", preset="demo")
     other = submission("cft", ["cft.alpha=3"], COMMANDS, run=tmp_path / "my run", preset="demo")
     assert made.name == again.name != other.name and made.name.startswith("dgr2-cft-")

@@ -33,7 +33,11 @@ def reference_ar(model, prompt, candidates, permutation):
     limit = GRID.trace_blocks * GRID.block_size + 8
     while len(out) < limit:
         boundary = len(out) % GRID.block_size == 0
-        if start is None and boundary and (V.think_end in out or (permutation and len(out) >= GRID.trace_blocks * GRID.block_size)):
+        if (
+            start is None
+            and boundary
+            and (V.think_end in out or (permutation and len(out) >= GRID.trace_blocks * GRID.block_size))
+        ):
             start = len(out)
         logits = suppress(model(input_ids=torch.tensor([prompt + out])).logits[0, -1], V)
         if permutation and start is not None:
@@ -101,7 +105,9 @@ def test_cached_decoding_equals_uncached(fused):
             length, known = ids.shape[1], len(done)
             mask = torch.ones(length, length, dtype=torch.bool).tril()
             mask[known:, known:] = True
-            hidden = model.model(input_ids=ids, attention_mask={"full_attention": mask[None, None]}, use_cache=False)
+            hidden = model.model(
+                input_ids=ids, attention_mask={"full_attention": mask[None, None]}, use_cache=False
+            )
             logp = torch.log_softmax(suppress(model.lm_head(hidden.last_hidden_state[0]), V), -1).numpy()
             row.advance(logp[known - 1] if clean else None, logp[known:] if noisy else None)
         assert row.trajectory.tokens == found[index].tokens

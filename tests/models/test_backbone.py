@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny import VOCABULARY, tiny_model
+from transformers import AutoModelForCausalLM
+
 from dgr2.config.schema import ModelConfig
 from dgr2.errors import ConfigError
 from dgr2.models.backbone import build_model, load_model, save_model
-from tiny import VOCABULARY, tiny_model
-from transformers import AutoModelForCausalLM
 
 
 def test_saved_model_is_loaded_by_auto_classes(tmp_path):

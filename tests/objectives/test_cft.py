@@ -33,7 +33,9 @@ def any_order_nll(model, prompt, clean, size):
             noisy = torch.tensor([clean])
             noisy[0, maskable] = V.mask
             for position in order:
-                rows = pack([prompt], torch.tensor([clean]), torch.ones(1, len(clean)).bool(), [noisy], V.pad, size)
+                rows = pack(
+                    [prompt], torch.tensor([clean]), torch.ones(1, len(clean)).bool(), [noisy], V.pad, size
+                )
                 logp = log_probabilities(model, rows.copy(hidden_states(model, rows), 0)[0, position], V)
                 total -= float(logp[clean[position]]) / len(orders)
                 noisy = noisy.clone()
@@ -68,7 +70,9 @@ def expected_loss(model, prompt, clean, size):
 
 def test_expected_loss_is_the_any_order_nll():
     model, prompt, clean = tiny_model(21, 6.0), tiny_prompts(1)[0], [11, 12, 5, 7, 13, 6, 8, 1]
-    assert expected_loss(model, prompt, clean, 4) == pytest.approx(any_order_nll(model, prompt, clean, 4), rel=1e-5)
+    assert expected_loss(model, prompt, clean, 4) == pytest.approx(
+        any_order_nll(model, prompt, clean, 4), rel=1e-5
+    )
 
 
 def test_drawn_noise_has_the_enumerated_distribution():

@@ -28,7 +28,9 @@ def exact(kind, teacher, student):
     if kind == "reverse_kl":
         return (student.exp() * (student - teacher)).sum(-1)
     mixture = (0.3 * teacher.exp() + 0.7 * student.exp()).log()
-    return 0.3 * (teacher.exp() * (teacher - mixture)).sum(-1) + 0.7 * (student.exp() * (student - mixture)).sum(-1)
+    return 0.3 * (teacher.exp() * (teacher - mixture)).sum(-1) + 0.7 * (
+        student.exp() * (student - mixture)
+    ).sum(-1)
 
 
 @pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl", "jsd"])
@@ -39,7 +41,9 @@ def test_equals_the_exact_divergence_where_k_covers_the_vocabulary(kind):
     gradient = torch.autograd.grad(ours.sum(), logits)[0]
     reference = exact(kind, teacher, logits.log_softmax(-1))
     torch.testing.assert_close(ours, reference, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(gradient, torch.autograd.grad(reference.sum(), logits)[0], rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        gradient, torch.autograd.grad(reference.sum(), logits)[0], rtol=1e-6, atol=1e-8
+    )
 
 
 @pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl", "jsd"])
@@ -57,7 +61,10 @@ def test_top_k_is_the_exact_divergence_of_the_partition(kind):
     reference = exact(kind, partition(teacher), partition(logits.log_softmax(-1)))
     torch.testing.assert_close(ours, reference, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(
-        torch.autograd.grad(ours.sum(), logits)[0], torch.autograd.grad(reference.sum(), logits)[0], rtol=1e-6, atol=1e-8
+        torch.autograd.grad(ours.sum(), logits)[0],
+        torch.autograd.grad(reference.sum(), logits)[0],
+        rtol=1e-6,
+        atol=1e-8,
     )
 
 

@@ -22,7 +22,9 @@ def test_advantages_are_normalised_in_groups_and_zero_without_spread():
 
 def test_clipping_by_hand():
     config = RlConfig(clip_low=0.2, clip_high=0.28)
-    new = torch.tensor([[0.5, -0.5], [0.5, -0.5]]).log_softmax(-1).mul(0) + torch.tensor([[0.4, -0.4], [0.4, -0.4]])
+    new = torch.tensor([[0.5, -0.5], [0.5, -0.5]]).log_softmax(-1).mul(0) + torch.tensor(
+        [[0.4, -0.4], [0.4, -0.4]]
+    )
     old = torch.zeros(2, 2)
     decided = torch.ones(2, 2, dtype=torch.bool)
     loss, figures = policy_loss(new, old, torch.tensor([1.0, -1.0]), decided, config)

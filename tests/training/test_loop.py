@@ -43,11 +43,17 @@ def data(tmp_path_factory):
 
 
 def make_task(kind, data, config):
-    return Midtraining(data, VOCABULARY) if kind == "midtrain" else {"sft": Sft, "cft": Cft}[kind](data, VOCABULARY, config)
+    return (
+        Midtraining(data, VOCABULARY)
+        if kind == "midtrain"
+        else {"sft": Sft, "cft": Cft}[kind](data, VOCABULARY, config)
+    )
 
 
 def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    return all(
+        torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", ["midtrain", "sft", "cft"])

@@ -93,7 +93,9 @@ def test_a_sweep_ends_with_its_budget(cluster: None, tmp_path: Path) -> None:
             time.sleep(0.05)
 
     outcomes, _ = sweep(trial, plan("tune.samples=9", "tune.budget_s=5"), tmp_path)
-    assert {o.state for o in outcomes} <= {"stopped"} and len(outcomes) <= 2  # none, where a start takes so long
+    assert {o.state for o in outcomes} <= {"stopped"} and len(
+        outcomes
+    ) <= 2  # none, where a start takes so long
     assert free_cpus() == 0
 
 

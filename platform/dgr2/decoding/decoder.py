@@ -135,7 +135,9 @@ class Decoder:
             torch.tensor(slots), torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(limits)
         )
         temperature = active[slots[0]].policy.temperature
-        anchors, blocks = self._predict(inference, hidden, [len(clean) for clean, _ in inputs], size, temperature)
+        anchors, blocks = self._predict(
+            inference, hidden, [len(clean) for clean, _ in inputs], size, temperature
+        )
         for i, slot in enumerate(slots):
             active[slot].advance(
                 None if anchors is None else anchors[i],
@@ -156,7 +158,9 @@ class Decoder:
         if not size:
             return anchors, None
         if self.shift:  # a position is predicted by its left neighbour; the anchor's own row is never read
-            return anchors, logp[:, :size] if has_clean else np.concatenate([logp[:, :1], logp[:, :-1]], axis=1)
+            return anchors, logp[:, :size] if has_clean else np.concatenate(
+                [logp[:, :1], logp[:, :-1]], axis=1
+            )
         return anchors, logp[:, 1:] if has_clean else logp
 
 

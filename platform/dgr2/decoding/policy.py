@@ -61,7 +61,9 @@ class DecodePolicy:
 
 def ar_policy(permutation: bool = True, temperature: float = 0.0) -> DecodePolicy:
     """One token a forward, left to right."""
-    return DecodePolicy(name="ar", block_size=1, temperature=temperature, permutation=permutation, fused=False)
+    return DecodePolicy(
+        name="ar", block_size=1, temperature=temperature, permutation=permutation, fused=False
+    )
 
 
 def shipped_policy(decode: DecodeConfig, grid: GridConfig, temperature: float = 0.0) -> DecodePolicy:
@@ -71,7 +73,9 @@ def shipped_policy(decode: DecodeConfig, grid: GridConfig, temperature: float = 
         block_size=grid.block_size,
         threshold=decode.threshold,
         answer=decode.answer_policy,
-        answer_threshold=decode.prefix_threshold if decode.answer_policy == "prefix" else decode.answer_threshold,
+        answer_threshold=decode.prefix_threshold
+        if decode.answer_policy == "prefix"
+        else decode.answer_threshold,
         fused=decode.fused,
         temperature=temperature,
     )
@@ -83,7 +87,9 @@ def native_policy(decode: DecodeConfig, grid: GridConfig, temperature: float = 0
     return replace(shipped, name="native", answer="threshold", answer_threshold=decode.answer_threshold)
 
 
-def threshold_positions(confidence: np.ndarray, masked: np.ndarray, threshold: float, at_least_one: bool) -> np.ndarray:
+def threshold_positions(
+    confidence: np.ndarray, masked: np.ndarray, threshold: float, at_least_one: bool
+) -> np.ndarray:
     """Positions whose largest probability exceeds the threshold, or the surest one when none does.
 
     Args:
@@ -106,7 +112,9 @@ def restricted(label_logp: np.ndarray, gone: Collection[int]) -> np.ndarray:
     return left - top - np.log(np.exp(left - top).sum(axis=-1, keepdims=True))
 
 
-def prefix_length(label_logp: np.ndarray, placed: Collection[int], threshold: float, taken: Collection[int]) -> int:
+def prefix_length(
+    label_logp: np.ndarray, placed: Collection[int], threshold: float, taken: Collection[int]
+) -> int:
     """Length of the longest confident prefix of open answer slots, none repeated.
 
     Args:

@@ -49,7 +49,10 @@ class Replay:
 
 
 def build_replay(
-    prompts: Sequence[Sequence[int]], trajectories: Sequence[Trajectory], vocabulary: Vocabulary, grid: GridConfig
+    prompts: Sequence[Sequence[int]],
+    trajectories: Sequence[Trajectory],
+    vocabulary: Vocabulary,
+    grid: GridConfig,
 ) -> Replay:
     """Lay trajectories of one policy out.
 
@@ -81,7 +84,11 @@ def build_replay(
 
 
 def replay_logprobs(
-    model: Qwen3ForCausalLM, replay: Replay, vocabulary: Vocabulary, shift: bool = False, temperature: float = 1.0
+    model: Qwen3ForCausalLM,
+    replay: Replay,
+    vocabulary: Vocabulary,
+    shift: bool = False,
+    temperature: float = 1.0,
 ) -> Tensor:
     """Log-probability of each token in the state it was committed in: ``[batch, response]``, 0 where not decided."""
     states = decision_states(hidden_states(model, replay.rows), replay, shift)
@@ -97,7 +104,9 @@ def decision_states(hidden: Tensor, replay: Replay, shift: bool = False) -> Tens
     clean = rows.clean(hidden)
     if not rows.copies:
         return clean
-    copies = torch.stack([rows.copy(hidden, c) for c in range(rows.copies)])  # [copies, batch, response, hidden]
+    copies = torch.stack(
+        [rows.copy(hidden, c) for c in range(rows.copies)]
+    )  # [copies, batch, response, hidden]
     if shift:
         copies = copies.roll(1, dims=2)
     index = replay.steps.clamp_max(rows.copies - 1)[None, ..., None].expand(1, -1, -1, hidden.shape[-1])
@@ -115,7 +124,11 @@ def masked_log_probabilities(
 
 
 def _banned(
-    trajectories: Sequence[Trajectory], clean: Tensor, steps: Tensor, policy: DecodePolicy, vocabulary: Vocabulary
+    trajectories: Sequence[Trajectory],
+    clean: Tensor,
+    steps: Tensor,
+    policy: DecodePolicy,
+    vocabulary: Vocabulary,
 ) -> Tensor:
     """What a rule made impossible for each token: bool ``[batch, response, vocabulary]``."""
     banned = torch.zeros(*clean.shape, vocabulary.size, dtype=torch.bool)

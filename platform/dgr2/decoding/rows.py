@@ -55,7 +55,9 @@ class Row:
         if self.policy.temperature == 0.0:
             return int(logp.argmax())
         p = np.exp(logp.astype(np.float64))
-        return int(min(np.searchsorted(np.cumsum(p), self.random.random() * p.sum(), side="right"), len(p) - 1))
+        return int(
+            min(np.searchsorted(np.cumsum(p), self.random.random() * p.sum(), side="right"), len(p) - 1)
+        )
 
     def without_end(self, logp: np.ndarray) -> np.ndarray:
         """Under the rules a trace cannot end the response: EOS removed, the rest renormalised."""
@@ -77,7 +79,12 @@ class Row:
             keep = tokens.index(self.vocabulary.eos) + 1
             if not all(t.forced[keep:]):
                 t.tail = list(zip(t.tokens[keep:], t.steps[keep:], t.logprobs[keep:], strict=True))
-            t.tokens, t.steps, t.logprobs, t.forced = t.tokens[:keep], t.steps[:keep], t.logprobs[:keep], t.forced[:keep]
+            t.tokens, t.steps, t.logprobs, t.forced = (
+                t.tokens[:keep],
+                t.steps[:keep],
+                t.logprobs[:keep],
+                t.forced[:keep],
+            )
         self.done = True
 
 
@@ -181,7 +188,12 @@ class BlockRow(Row):
         for position, logp in chosen:
             left = restricted(logp, placed)
             candidate = self.draw(left)
-            self._put(position, int(self.labels[candidate]), float(left[candidate]), len(placed) == self.candidates - 1)
+            self._put(
+                position,
+                int(self.labels[candidate]),
+                float(left[candidate]),
+                len(placed) == self.candidates - 1,
+            )
             placed.append(candidate)
         if len(placed) == self.candidates - 1:  # one candidate is left for one slot
             for position in range(max(slots, 0)):

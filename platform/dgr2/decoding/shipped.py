@@ -47,7 +47,12 @@ class Shipped:
         raw = read_json(folder / FILE)
         try:
             return cls(
-                GridConfig(**raw["grid"]), DecodeConfig(**raw["decode"]), raw["alignment"], int(raw["candidates"])
+                GridConfig(**raw["grid"]),
+                DecodeConfig(**raw["decode"]),
+                raw["alignment"],
+                int(raw["candidates"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise StorageError(f"{folder / FILE} does not fit this release ({error}): train the stage anew") from error
+            raise StorageError(
+                f"{folder / FILE} does not fit this release ({error}): train the stage anew"
+            ) from error

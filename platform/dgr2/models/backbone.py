@@ -78,7 +78,9 @@ def load_model(folder: str | Path) -> Qwen3ForCausalLM:
     return model.eval()
 
 
-def save_model(model: Qwen3ForCausalLM, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+def save_model(
+    model: Qwen3ForCausalLM, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None
+) -> None:
     """Write the Hugging Face layout (config, safetensors, tokenizer), as ``from_pretrained`` reads it."""
     model.save_pretrained(folder, safe_serialization=True)
     if tokenizer is not None:

@@ -28,7 +28,13 @@ class InferenceModel:
         self.head = model.lm_head.weight.detach()
         self.blocked = suppress(torch.zeros_like(self.head[:, 0]), vocabulary)
         self.cos, self.sin = self.transformer.tables(context)
-        shape = (len(self.transformer.layers), slots, context, self.transformer.kv_heads, self.transformer.head_dim)
+        shape = (
+            len(self.transformer.layers),
+            slots,
+            context,
+            self.transformer.kv_heads,
+            self.transformer.head_dim,
+        )
         self.keys = torch.zeros(shape, dtype=self.head.dtype, device=self.head.device)
         self.values = torch.zeros_like(self.keys)
 
@@ -63,7 +69,9 @@ class InferenceModel:
             keys[write], values[write] = k, v
             return attention(q, keys[:, :span][read], values[:, :span][read], mask)
 
-        return self.transformer.forward(ids, self.cos[positions][:, :, None], self.sin[positions][:, :, None], attend)
+        return self.transformer.forward(
+            ids, self.cos[positions][:, :, None], self.sin[positions][:, :, None], attend
+        )
 
     @torch.inference_mode()
     def log_probabilities(self, hidden: Tensor, temperature: float = 1.0) -> Tensor:

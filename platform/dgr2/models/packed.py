@@ -23,7 +23,9 @@ def packed_mask(prompt: int, response: int, copies: int, block_size: int) -> Ten
     """Who sees whom, before padding: bool ``[length, length]`` (query, key), length = prompt + (1 + copies) * response."""
     columns = torch.arange(prompt + (1 + copies) * response)
     in_response = columns - prompt
-    segment = torch.where(in_response < 0, -1, in_response.div(response, rounding_mode="floor"))  # 0 clean, 1.. noisy
+    segment = torch.where(
+        in_response < 0, -1, in_response.div(response, rounding_mode="floor")
+    )  # 0 clean, 1.. noisy
     position = torch.where(segment < 0, columns, prompt + in_response % response)
     block = torch.where(segment < 0, -1, (in_response % response).div(block_size, rounding_mode="floor"))
     q_segment, k_segment = segment[:, None], segment[None, :]
@@ -110,7 +112,9 @@ def pack(
 
     mask = packed_mask(width, response, len(noisy), block_size)[None, None]
     if bool(offset.any()) or not bool(valid.all()):
-        key_valid = torch.cat([torch.arange(width)[None] >= offset[:, None]] + [valid] * (1 + len(noisy)), dim=1)
+        key_valid = torch.cat(
+            [torch.arange(width)[None] >= offset[:, None]] + [valid] * (1 + len(noisy)), dim=1
+        )
         # a padded query still sees itself: a row without any key is NaN
         mask = (mask & key_valid[:, None, None, :]) | torch.eye(ids.shape[1], dtype=torch.bool)
     return PackedRows(ids, positions, mask, width, response, len(noisy), valid)

@@ -28,7 +28,12 @@ def until_eos(clean: Tensor, valid: Tensor, vocabulary: Vocabulary) -> Tensor:
 
 
 def token_losses(
-    model: Qwen3ForCausalLM, hidden: Tensor, rows: PackedRows, clean: Tensor, keep: Tensor, vocabulary: Vocabulary
+    model: Qwen3ForCausalLM,
+    hidden: Tensor,
+    rows: PackedRows,
+    clean: Tensor,
+    keep: Tensor,
+    vocabulary: Vocabulary,
 ) -> Tensor:
     """Cross-entropies of the clean tokens in ``keep``: ``[kept]``, in row-major order. The head runs on these rows only."""
     logp = log_probabilities(model, rows.clean(hidden)[keep], vocabulary)

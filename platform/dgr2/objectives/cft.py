@@ -58,7 +58,9 @@ def draw_noise(
     in_answer = answer.numpy().reshape(shape)[..., 0]
     n = maskable.sum(-1)
     k = 1 + np.floor(random.random(n.shape) * n).astype(int)
-    extra = random.random(n.shape) < np.where(in_answer, config.full_mask_share_answer, config.full_mask_share)
+    extra = random.random(n.shape) < np.where(
+        in_answer, config.full_mask_share_answer, config.full_mask_share
+    )
     k = np.minimum(np.where(extra, n, k), n)
 
     first = _subset(maskable, k, n, config.position_bias, random)
@@ -80,7 +82,9 @@ def draw_noise(
     first_weight = weight(k) * np.where(alone, 1.0, 0.5)
     second_weight = weight(second_k) * 0.5
     scale = np.where(in_answer, config.answer_weight, 1.0)
-    weights = np.stack([first * (first_weight * scale)[..., None], second * (second_weight * scale)[..., None]])
+    weights = np.stack(
+        [first * (first_weight * scale)[..., None], second * (second_weight * scale)[..., None]]
+    )
     masked = np.stack([first, second])
     masked[0, ..., 0] |= anchored
     return Noise(
@@ -163,12 +167,16 @@ def set_terms(
         if not bool(open_slots.any()):
             continue
         source = position - 1 if shift else position
-        states = rows.copy(hidden, copy).gather(1, source.clamp_min(0)[..., None].expand(-1, -1, hidden.shape[-1]))
+        states = rows.copy(hidden, copy).gather(
+            1, source.clamp_min(0)[..., None].expand(-1, -1, hidden.shape[-1])
+        )
         p = log_probabilities(model, states, vocabulary)[..., labels].exp()  # [batch, slots, labels]
         candidate = torch.arange(slots)[None] < counts[:, None]
         p = p * candidate[:, None, :]
         visible = (before | (same & ~masked[:, None, :])) & real[:, None, :]
-        taken = torch.einsum("bij,bijv->biv", visible.float(), _one_hot(column, slots)[:, None].expand(-1, slots, -1, -1))
+        taken = torch.einsum(
+            "bij,bijv->biv", visible.float(), _one_hot(column, slots)[:, None].expand(-1, slots, -1, -1)
+        )
         placed_mass = (p * taken).sum(-1)
         exclusivity = -torch.log1p(-placed_mass.clamp_max(1 - 1e-4))
         crowd = torch.einsum("bij,bjv->biv", (same & open_slots[:, None, :]).float(), p)

@@ -43,7 +43,9 @@ class TeacherScores:
     tail: Tensor
 
     @classmethod
-    def collate(cls, scores: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], width: int) -> TeacherScores:
+    def collate(
+        cls, scores: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], width: int
+    ) -> TeacherScores:
         """Pad per-response arrays ``(ids [t, k], top [t, k], tail [t])`` to ``width`` tokens."""
         k = scores[0][0].shape[1]
         ids = torch.zeros(len(scores), width, k, dtype=torch.long)
@@ -98,7 +100,9 @@ def pack_states(
 ) -> PackedRows:
     """Rows with one noisy copy a drawn state."""
     noisy = [replay.clean.masked_fill(masked, vocabulary.mask) for masked in states]
-    return pack(prompts, replay.clean, torch.ones_like(replay.decided), noisy, vocabulary.pad, replay.block_size)
+    return pack(
+        prompts, replay.clean, torch.ones_like(replay.decided), noisy, vocabulary.pad, replay.block_size
+    )
 
 
 def opd_loss(
@@ -126,7 +130,15 @@ def opd_loss(
     anchors = torch.arange(rows.response) % replay.block_size == 0
     # the clean stream is causal: nothing to the right is visible there
     clean = _term(
-        model, rows.clean(hidden), real, torch.zeros_like(real), replay, trajectories, scores, vocabulary, config
+        model,
+        rows.clean(hidden),
+        real,
+        torch.zeros_like(real),
+        replay,
+        trajectories,
+        scores,
+        vocabulary,
+        config,
     )
     total = hidden.new_zeros(())
     for copy, masked in enumerate(states):

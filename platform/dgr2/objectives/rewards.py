@@ -84,5 +84,7 @@ def total_reward(outcome: Outcome, weights: dict[str, float]) -> float:
     """
     unknown = set(weights) - set(REWARDS)
     if unknown:
-        raise ConfigError(f"no reward is called {', '.join(sorted(unknown))}; there are {', '.join(sorted(REWARDS))}")
+        raise ConfigError(
+            f"no reward is called {', '.join(sorted(unknown))}; there are {', '.join(sorted(REWARDS))}"
+        )
     return sum(weight * REWARDS[name](outcome) for name, weight in weights.items())

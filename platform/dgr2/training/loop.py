@@ -110,7 +110,9 @@ def fit(
 def sum_gradients(model: nn.Module) -> None:
     """Sum gradients over workers in one flat message; losses are divided by the global denominator already."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in parameters])
+    flat = torch.cat(
+        [(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in parameters]
+    )
     dist.all_reduce(flat)
     offset = 0
     for p in parameters:

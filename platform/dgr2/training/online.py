@@ -30,8 +30,8 @@ from dgr2.objectives.cft import Noise, set_terms
 from dgr2.objectives.opd import TeacherScores, draw_states, opd_loss, pack_states
 from dgr2.objectives.rl import policy_loss
 from dgr2.rollout.weights import checksum, export_weights
-from dgr2.training.memory import keep_freed_memory
 from dgr2.training.loop import learning_rate, make_optimizer, stream, sum_gradients
+from dgr2.training.memory import keep_freed_memory
 from dgr2.training.tasks import Sums
 from dgr2.training.worker import read_checkpoint, report
 
@@ -186,7 +186,9 @@ class Learner:
     ) -> Tensor:
         """CFT's set terms at the visited states, against the identifiers that the student placed there."""
         width = replay.clean.shape[1]
-        opened = torch.tensor([width if t.answer_start is None else t.answer_start for t in micro.trajectories])
+        opened = torch.tensor(
+            [width if t.answer_start is None else t.answer_start for t in micro.trajectories]
+        )
         counts = torch.tensor([t.candidates for t in micro.trajectories])
         return set_terms(
             self.model, hidden, rows, replay.clean, Noise(states, states.float()), opened, counts,

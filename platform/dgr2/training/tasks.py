@@ -34,7 +34,9 @@ class Task(Protocol):
     def prepare(self, indices: Sequence[int], step: int, steps: int, random: np.random.Generator) -> object:
         """Draw what the whole global batch needs at random, before it is split over workers."""
 
-    def loss(self, model: Qwen3ForCausalLM, indices: Sequence[int], rows: slice, prepared: object) -> tuple[Tensor, Sums]:
+    def loss(
+        self, model: Qwen3ForCausalLM, indices: Sequence[int], rows: slice, prepared: object
+    ) -> tuple[Tensor, Sums]:
         """Loss sum of ``indices[rows]`` and detached sums for the log."""
 
 
@@ -51,7 +53,9 @@ class Midtraining:
     def prepare(self, indices: Sequence[int], step: int, steps: int, random: np.random.Generator) -> None:
         return None
 
-    def loss(self, model: Qwen3ForCausalLM, indices: Sequence[int], rows: slice, prepared: object) -> tuple[Tensor, Sums]:
+    def loss(
+        self, model: Qwen3ForCausalLM, indices: Sequence[int], rows: slice, prepared: object
+    ) -> tuple[Tensor, Sums]:
         chosen = [self.sequences[i] for i in indices[rows]]
         clean, valid = pad_responses([s[1:] for s in chosen], self.vocabulary.pad)
         packed = pack([s[:1] for s in chosen], clean, valid, [], self.vocabulary.pad, 1)
@@ -73,8 +77,15 @@ class _Lists:
 
     def batch(self, indices: Sequence[int]) -> tuple[list[list[int]], Tensor, Tensor, Tensor]:
         """Prompts, clean responses, their validity, and where the answers start."""
-        clean, valid = pad_responses([self.responses[i] for i in indices], self.vocabulary.pad, self.block_size)
-        return [self.prompts[i] for i in indices], clean, valid, answer_starts(clean, self.vocabulary, self.block_size)
+        clean, valid = pad_responses(
+            [self.responses[i] for i in indices], self.vocabulary.pad, self.block_size
+        )
+        return (
+            [self.prompts[i] for i in indices],
+            clean,
+            valid,
+            answer_starts(clean, self.vocabulary, self.block_size),
+        )
 
 
 class Sft(_Lists):
@@ -95,7 +106,9 @@ class Sft(_Lists):
     def prepare(self, indices: Sequence[int], step: int, steps: int, random: np.random.Generator) -> None:
         return None
 
-    def loss(self, model: Qwen3ForCausalLM, indices: Sequence[int], rows: slice, prepared: object) -> tuple[Tensor, Sums]:
+    def loss(
+        self, model: Qwen3ForCausalLM, indices: Sequence[int], rows: slice, prepared: object
+    ) -> tuple[Tensor, Sums]:
         prompts, clean, valid, starts = self.batch(indices[rows])
         keep, weights = self._weights(clean, valid, starts)
         packed = pack(prompts, clean, valid, [], self.vocabulary.pad, self.block_size)
@@ -139,8 +152,22 @@ class Cft(_Lists):
         ar = token_losses(model, hidden, packed, clean, keep, self.vocabulary).sum()
         diffusion = diffusion_loss(model, hidden, packed, clean, noise, self.vocabulary, shift)
         sets = set_terms(
-            model, hidden, packed, clean, noise, starts, self.counts[list(indices[rows])], block_size, cft,
-            self.vocabulary, shift,
+            model,
+            hidden,
+            packed,
+            clean,
+            noise,
+            starts,
+            self.counts[list(indices[rows])],
+            block_size,
+            cft,
+            self.vocabulary,
+            shift,
         )
         total = ar + cft.alpha * (diffusion + sets)
-        return total, {"loss": total.item(), "ar": ar.item(), "diffusion": diffusion.item(), "sets": sets.item()}
+        return total, {
+            "loss": total.item(),
+            "ar": ar.item(),
+            "diffusion": diffusion.item(),
+            "sets": sets.item(),
+        }

@@ -17,8 +17,8 @@ from dgr2.config import Config, load_config
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.errors import StorageError
 from dgr2.models.backbone import build_model, load_model, save_model
-from dgr2.training.memory import keep_freed_memory
 from dgr2.training.loop import Phase, fit, make_optimizer
+from dgr2.training.memory import keep_freed_memory
 from dgr2.training.tasks import Cft, Midtraining, Sft, Sums
 from dgr2.training.validation import Validation
 
@@ -79,7 +79,9 @@ def train_worker(job: dict[str, Any]) -> None:
             if rank == 0:
                 job["board"].post.remote(phase.name, step, figures)
             if due:
-                report(model, optimizer, index, step, figures, rank, last and index == len(phases) - 1, tokenizer)
+                report(
+                    model, optimizer, index, step, figures, rank, last and index == len(phases) - 1, tokenizer
+                )
             elif looked:
                 ray.train.report(figures)
 
@@ -114,7 +116,11 @@ def write_checkpoint(
     folder: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, phase: int, step: int
 ) -> None:
     """Weights as safetensors, optimizer state as tensors only, position as JSON."""
-    weights = {name: t.contiguous() for name, t in model.state_dict().items() if name != "lm_head.weight" or not _tied(model)}
+    weights = {
+        name: t.contiguous()
+        for name, t in model.state_dict().items()
+        if name != "lm_head.weight" or not _tied(model)
+    }
     save_file(weights, folder / MODEL)
     torch.save(optimizer.state_dict(), folder / STATE)
     (folder / "position.json").write_text(json.dumps({"phase": phase, "step": step}))
@@ -131,7 +137,9 @@ def read_checkpoint(checkpoint: ray.train.Checkpoint | None) -> dict[str, Any] |
             weights = load_file(folder / MODEL)
             optimizer = torch.load(folder / STATE, weights_only=True)
         except (OSError, ValueError, RuntimeError) as error:
-            raise StorageError(f"checkpoint {folder} is damaged ({error}): remove it to start the stage anew") from error
+            raise StorageError(
+                f"checkpoint {folder} is damaged ({error}): remove it to start the stage anew"
+            ) from error
     if "lm_head.weight" not in weights:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     return {**position, "model": weights, "optimizer": optimizer}
