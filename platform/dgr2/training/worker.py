@@ -69,7 +69,9 @@ def train_worker(job: dict[str, Any]) -> None:
         if resumed and start:
             optimizer.load_state_dict(resumed["optimizer"])
 
-        def on_step(step: int, figures: Sums, index: int = index, phase: Phase = phase) -> None:
+        def on_step(
+            step: int, figures: Sums, index: int = index, phase: Phase = phase, optimizer: Any = optimizer
+        ) -> None:
             last = step == phase.optim.steps
             due = last or step % phase.optim.checkpoint_every == 0
             looked = bool(every) and (due or step % every == 0)
