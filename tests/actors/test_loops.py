@@ -142,6 +142,16 @@ def test_a_failing_trainer_stops_the_loop_with_its_first_cause(made, monkeypatch
 
 
 @pytest.mark.ray
+def test_fewer_micro_batches_than_workers_still_make_a_step(made):
+    run, config = made
+    config = load_config(
+        None, ["opd.optim.batch_size=4", "opd.optim.steps=1", "opd.compare_off_policy=false"], base=config
+    )
+    assert config.ray.num_workers == 2 and config.opd.optim.micro_batch_size == 4
+    assert not same(again(run, config, "opd"), weights(run, "cft"))
+
+
+@pytest.mark.ray
 def test_too_many_workers_are_refused_with_the_arithmetic(made):
     run, config = made
     config = load_config(None, ["rollout.workers=100"], base=config)

@@ -59,8 +59,11 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def cluster(shop: RunFolder) -> Iterator[None]:
-    with ray_session(shop.config().ray, dashboard=True):
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # also the pace of reports
+        patch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # a process less to start
+        with ray_session(shop.config().ray, dashboard=True):
+            yield
 
 
 def all_free() -> None:
@@ -101,7 +104,7 @@ def test_a_sweep_that_does_not_fit_is_refused(shop: RunFolder, cluster: None, tm
 
 def test_asha_stops_a_bad_trial_and_the_best_becomes_a_preset(shop: RunFolder, cluster: None) -> None:
     space = 'tune.space=["cft.optim.learning_rate=choice(1e-7,1e-2)"]'
-    settings = (space, "tune.samples=2", "tune.reports=4", "tune.grace=2", "tune.reduction=2")
+    settings = (space, "tune.samples=2", "tune.reports=2", "tune.grace=2", "tune.reduction=2")
     result = dgr2("tune", "cft", "demo", *settings, "--run", str(shop.path))
     assert result.exit_code == 0, result.output
     all_free()

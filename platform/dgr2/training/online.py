@@ -197,10 +197,14 @@ class Learner:
 
 
 def _sum_figures(figures: Sums) -> Sums:
-    names = sorted(figures)
-    values = torch.tensor([figures[name] for name in names], dtype=torch.float64)
-    torch.distributed.all_reduce(values)
-    return dict(zip(names, values.tolist(), strict=True))
+    """Figures summed over ranks; one that had no micro-batch brings none."""
+    of_ranks: list[Sums] = [{} for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather_object(of_ranks, figures)
+    total: Sums = {}
+    for own in of_ranks:
+        for name, value in own.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
 
 
 def micro_batches(

@@ -97,9 +97,9 @@ def outcome_table(outcomes: Iterable[Outcome], plan: Plan, best: Outcome | None)
     table = Table(title=f"{plan.stage}: {plan.metric} ({plan.mode})")
     table.add_column("trial")
     for domain in plan.space:
-        table.add_column(domain.key.removeprefix(f"{plan.stage}."), justify="right")
+        table.add_column(domain.key.removeprefix(f"{plan.stage}."), justify="right", overflow="fold")
     for name in ("steps", plan.metric):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     table.add_column("")
     for o in outcomes:
         values = [f"{v:g}" if isinstance(v, float) else str(v) for v in o.point.values()]

@@ -59,10 +59,6 @@ class Plan:
     budget_s: float
     seed: int
 
-    def better(self, a: float, b: float) -> bool:
-        """Whether ``a`` is better than ``b``."""
-        return a < b if self.mode == "min" else a > b
-
 
 def make_plan(stage: str, config: Config) -> Plan:
     """The sweep that a configuration asks for.
@@ -77,8 +73,8 @@ def make_plan(stage: str, config: Config) -> Plan:
     settings, known = config.tune, METRICS[stage]
     metric = settings.metric or next(iter(known))
     if metric not in known:
-        close = difflib.get_close_matches(metric, known, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"'tune.metric' of {stage} cannot be '{metric}'; did you mean '{close}'?")
+        nearest = difflib.get_close_matches(metric, known, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"'tune.metric' of {stage} cannot be '{metric}'; did you mean '{nearest}'?")
     steps: int = getattr(config, stage).optim.steps
     grace = settings.grace or max(1, steps // 4)
     if grace > steps:
