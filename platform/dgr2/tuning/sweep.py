@@ -20,6 +20,7 @@ from rich.console import Console
 
 from dgr2.tuning.outcome import Outcome, SweepLog, trial_name
 from dgr2.tuning.plan import Plan
+from dgr2.tuning.reaper import Reaper
 from dgr2.tuning.space import Domain
 
 log = logging.getLogger(__name__)
@@ -86,13 +87,21 @@ def run_sweep(
             failure_config=tune.FailureConfig(max_failures=0),
         ),
     )
-    with _interruptible():
-        tuner.fit()
+    reaper = Reaper(lambda: {o.name for o in list(watcher.outcomes.values()) if o.state == "running"})
+    with reaper:
+        with _interruptible():
+            tuner.fit()
+        outcomes = _ended(watcher)
+        _wait_until_free(before, timeout_s)
+    return outcomes
+
+
+def _ended(watcher: SweepLog) -> list[Outcome]:
+    """Outcomes in the order of the trials; one that still ran was cut off by the budget."""
     outcomes = sorted(watcher.outcomes.values(), key=lambda o: int(o.name.rsplit("-", 1)[-1]))
     for outcome in outcomes:
         if outcome.state == "running":  # the budget ran out
             outcome.state = "stopped"
-    _wait_until_free(before, timeout_s)
     return outcomes
 
 
