@@ -10,6 +10,7 @@ from ray.util.placement_group import placement_group
 
 from dgr2.config import Config
 from dgr2.training.session import ray_session
+from dgr2.tuning.capacity import DRIVER
 from dgr2.tuning.reaper import Orphans, Reaper
 
 
@@ -39,11 +40,14 @@ def test_what_a_dead_trial_held_is_freed_and_the_rest_is_left() -> None:
         ray.get(mine.ready(), timeout=60)
         with Reaper(lambda: set(live), grace_s=0.5, every_s=0.2):
             theirs = placement_group([{"CPU": 1}])
-            ray.get(theirs.ready(), timeout=60)
+            tunes = placement_group([DRIVER, {"CPU": 0.25}])  # made by Tune for a trial to come
+            ray.get([theirs.ready(), tunes.ready()], timeout=60)
             time.sleep(3.0)
-            assert ray.available_resources().get("CPU", 0.0) == total - 1.5
+            assert ray.available_resources().get("CPU", 0.0) == total - 1.75
             live.clear()
             deadline = time.monotonic() + 30
-            while ray.available_resources().get("CPU", 0.0) != total - 0.5:
+            while ray.available_resources().get("CPU", 0.0) != total - 0.75:
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
+            time.sleep(2.0)
+            assert ray.available_resources().get("CPU", 0.0) == total - 0.75

@@ -12,11 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import ray
 from ray._raylet import PlacementGroupID
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.state import list_placement_groups
+
+from dgr2.tuning.capacity import DRIVER
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +77,20 @@ class Reaper:
                 remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group)))
 
     def _groups(self) -> set[str]:
-        """This job's nameless placement groups (Tune names its own); none when Ray does not answer."""
+        """This job's placement groups without Tune's own, which hold a driver; none when Ray does not answer."""
         try:
             states = list_placement_groups(
-                filters=[("creator_job_id", "=", self._job)], limit=10_000, raise_on_missing_output=False
+                filters=[("creator_job_id", "=", self._job)],
+                limit=10_000,
+                detail=True,
+                raise_on_missing_output=False,
             )
         except Exception as error:  # the State API is best effort: the next look is soon
             log.debug("cannot list placement groups: %s", error)
             return set()
-        return {s.placement_group_id for s in states if not s.name and s.state != "REMOVED"}
+        return {s.placement_group_id for s in states if s.state != "REMOVED" and not _holds_driver(s.bundles)}
+
+
+def _holds_driver(bundles: list[dict[str, Any]] | None) -> bool:
+    """Whether a group is a trial's own: Tune makes it before the trial starts and removes it by itself."""
+    return any(DRIVER.keys() <= bundle["unit_resources"].keys() for bundle in bundles or [])
