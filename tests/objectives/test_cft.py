@@ -63,7 +63,7 @@ def expected_loss(model, prompt, clean, size):
                 noise = Noise(masked, weights)
                 noisy = [tensor.masked_fill(masked[c], V.mask) for c in range(COPIES)]
                 rows = pack([prompt], tensor, torch.ones(1, len(clean)).bool(), noisy, V.pad, size)
-                loss = diffusion_loss(model, hidden_states(model, rows), rows, tensor, noise, V)
+                loss = diffusion_loss(model, hidden_states(model, rows), rows, [tensor] * COPIES, noise, V)
                 total += float(loss) / len(subsets) / n
     return total
 
@@ -101,7 +101,7 @@ def test_average_of_drawn_losses_approaches_the_any_order_nll():
     noisy = [tensor.masked_fill(noise.masked[c], V.mask) for c in range(COPIES)]
     rows = pack([prompt] * count, tensor, valid, noisy, V.pad, 4)
     with torch.no_grad():
-        mean = float(diffusion_loss(model, hidden_states(model, rows), rows, tensor, noise, V)) / count
+        mean = float(diffusion_loss(model, hidden_states(model, rows), rows, [tensor] * COPIES, noise, V)) / count
     assert mean == pytest.approx(any_order_nll(model, prompt, clean, 4), rel=0.03)
 
 

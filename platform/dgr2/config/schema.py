@@ -150,6 +150,8 @@ class TeacherConfig:
     """Weight of a reasoning token in the SFT loss; must be below answer_weight."""
     answer_weight: float = 1.0
     """Weight of an answer token in the SFT loss."""
+    slip_share: float = 0.2
+    """Share of candidates that training answers show in a random slot: later slots learn to go on from a mistake."""
 
 
 @dataclass
@@ -175,6 +177,8 @@ class CftConfig:
     """Set term: an identifier's summed mass above one."""
     in_set: float = 0.2
     """Set term: mass outside the candidates."""
+    slip_share: float = 0.2
+    """Share of candidates that training answers show in a random slot: later slots learn to go on from a mistake."""
     block_curriculum: list[int] = field(default_factory=lambda: [4, 8, 16])
     """Block sizes of the curriculum, in equal parts of the first half; the last one stays."""
     alignment: str = "in_place"

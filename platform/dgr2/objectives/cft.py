@@ -11,6 +11,7 @@ fused commit-and-draft forward sees), weights and set terms on answer blocks, po
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,12 +112,16 @@ def diffusion_loss(
     model: Qwen3ForCausalLM,
     hidden: Tensor,
     rows: PackedRows,
-    clean: Tensor,
+    targets: Sequence[Tensor],
     noise: Noise,
     vocabulary: Vocabulary,
     shift: bool = False,
 ) -> Tensor:
-    """Weighted sum of the cross-entropies of the masked tokens of both copies (a scalar; not normalised)."""
+    """Weighted sum of the cross-entropies of the masked tokens of all copies (a scalar; not normalised).
+
+    Args:
+        targets: ``[batch, response]`` a copy: what its masked tokens stand for.
+    """
     total = hidden.new_zeros(())
     for copy in range(rows.copies):
         keep = noise.weights[copy] > 0
@@ -124,7 +129,7 @@ def diffusion_loss(
         if shift:  # the anchor is never predicted here, so no row reaches across a block boundary
             states = states.roll(1, dims=1)
         logp = log_probabilities(model, states[keep], vocabulary)
-        losses = -logp.gather(-1, clean[keep][:, None])[:, 0]
+        losses = -logp.gather(-1, targets[copy][keep][:, None])[:, 0]
         total = total + (losses * noise.weights[copy][keep]).sum()
     return total
 
@@ -133,7 +138,7 @@ def set_terms(
     model: Qwen3ForCausalLM,
     hidden: Tensor,
     rows: PackedRows,
-    clean: Tensor,
+    shown: Tensor,
     noise: Noise,
     starts: Tensor,
     counts: Tensor,
@@ -148,17 +153,18 @@ def set_terms(
     the masked slots of a block; in-set ``-log(mass on the candidates)``.
 
     Args:
+        shown: ``[batch, response]`` the responses before masking.
         starts: ``[batch]`` response position where the answer begins.
         counts: ``[batch]`` number of candidates.
     """
     slots = len(vocabulary.labels)
     labels = torch.tensor(vocabulary.labels)
     position = starts[:, None] + torch.arange(slots)[None]  # [batch, slots]
-    real = (torch.arange(slots)[None] < counts[:, None]) & (position < clean.shape[1])
-    position = position.clamp_max(clean.shape[1] - 1)
+    real = (torch.arange(slots)[None] < counts[:, None]) & (position < shown.shape[1])
+    position = position.clamp_max(shown.shape[1] - 1)
     block = position.div(block_size, rounding_mode="floor")
     same, before = block[:, :, None] == block[:, None, :], block[:, None, :] < block[:, :, None]
-    identifiers = clean.gather(1, position)  # the label in each slot of the reference answer
+    identifiers = shown.gather(1, position)  # the label in each slot
     column = (identifiers[..., None] == labels).int().argmax(-1)
     total = hidden.new_zeros(())
     for copy in range(rows.copies):

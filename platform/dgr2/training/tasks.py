@@ -17,7 +17,8 @@ from dgr2.data.vocabulary import Vocabulary
 from dgr2.models.backbone import hidden_states
 from dgr2.models.packed import pack, pad_responses
 from dgr2.objectives.ar import answer_starts, token_losses, until_eos
-from dgr2.objectives.cft import COPIES, Noise, diffusion_loss, draw_noise, set_terms
+from dgr2.objectives.cft import Noise, diffusion_loss, draw_noise, set_terms
+from dgr2.objectives.slips import Slips, draw_slips
 
 Sums = dict[str, float]
 
@@ -87,6 +88,11 @@ class _Lists:
             answer_starts(clean, self.vocabulary, self.block_size),
         )
 
+    def draw_slips(self, indices: Sequence[int], share: float, random: np.random.Generator) -> Slips:
+        """Slips in the answers of a batch."""
+        _, clean, _, starts = self.batch(indices)
+        return draw_slips(starts, self.counts[list(indices)], clean.shape[1], share, random)
+
 
 class Sft(_Lists):
     """Supervised fine-tuning on traces, reasoning tokens weighted less than answer tokens."""
@@ -103,16 +109,19 @@ class Sft(_Lists):
         keep, weights = self._weights(clean, valid, starts)
         return float((weights * keep).sum())
 
-    def prepare(self, indices: Sequence[int], step: int, steps: int, random: np.random.Generator) -> None:
-        return None
+    def prepare(self, indices: Sequence[int], step: int, steps: int, random: np.random.Generator) -> Slips:
+        return self.draw_slips(indices, self.config.teacher.slip_share, random)
 
     def loss(
         self, model: Qwen3ForCausalLM, indices: Sequence[int], rows: slice, prepared: object
     ) -> tuple[Tensor, Sums]:
+        assert isinstance(prepared, Slips)
+        slips = prepared.rows(rows)
         prompts, clean, valid, starts = self.batch(indices[rows])
         keep, weights = self._weights(clean, valid, starts)
-        packed = pack(prompts, clean, valid, [], self.vocabulary.pad, self.block_size)
-        losses = token_losses(model, hidden_states(model, packed), packed, clean, keep, self.vocabulary)
+        packed = pack(prompts, slips.shown(clean), valid, [], self.vocabulary.pad, self.block_size)
+        hidden = hidden_states(model, packed)
+        losses = token_losses(model, hidden, packed, slips.next_best(clean), keep, self.vocabulary)
         total = (losses * weights[keep]).sum()
         return total, {"loss": total.item()}
 
@@ -130,32 +139,36 @@ class Cft(_Lists):
 
     def prepare(
         self, indices: Sequence[int], step: int, steps: int, random: np.random.Generator
-    ) -> tuple[int, Noise]:
-        block_size = self.curriculum(step, steps)
+    ) -> tuple[int, Noise, Slips]:
+        block_size, cft = self.curriculum(step, steps), self.config.cft
         _, clean, valid, starts = self.batch(indices)
         answer = torch.arange(clean.shape[1])[None] >= starts[:, None]
-        return block_size, draw_noise(valid, answer, block_size, self.config.cft, random)
+        noise = draw_noise(valid, answer, block_size, cft, random)
+        return block_size, noise, self.draw_slips(indices, cft.slip_share, random)
 
     def loss(
         self, model: Qwen3ForCausalLM, indices: Sequence[int], rows: slice, prepared: object
     ) -> tuple[Tensor, Sums]:
         assert isinstance(prepared, tuple)
-        block_size, noise = prepared
+        block_size, noise, slips = prepared
         cft, shift = self.config.cft, self.config.cft.alignment == "shift"
         prompts, clean, valid, starts = self.batch(indices[rows])
         width = clean.shape[1]
         noise = Noise(noise.masked[:, rows, :width], noise.weights[:, rows, :width])
-        noisy = [clean.masked_fill(noise.masked[c], self.vocabulary.mask) for c in range(COPIES)]
-        packed = pack(prompts, clean, valid, noisy, self.vocabulary.pad, block_size)
+        slips = slips.rows(rows)
+        shown = slips.shown(clean)
+        noisy = [shown.masked_fill(masked, self.vocabulary.mask) for masked in noise.masked]
+        packed = pack(prompts, shown, valid, noisy, self.vocabulary.pad, block_size)
         hidden = hidden_states(model, packed)
         keep = until_eos(clean, valid, self.vocabulary)
-        ar = token_losses(model, hidden, packed, clean, keep, self.vocabulary).sum()
-        diffusion = diffusion_loss(model, hidden, packed, clean, noise, self.vocabulary, shift)
+        ar = token_losses(model, hidden, packed, slips.next_best(clean), keep, self.vocabulary).sum()
+        targets = [slips.best_left(clean, masked) for masked in noise.masked]
+        diffusion = diffusion_loss(model, hidden, packed, targets, noise, self.vocabulary, shift)
         sets = set_terms(
             model,
             hidden,
             packed,
-            clean,
+            shown,
             noise,
             starts,
             self.counts[list(indices[rows])],
