@@ -101,7 +101,10 @@ def test_average_of_drawn_losses_approaches_the_any_order_nll():
     noisy = [tensor.masked_fill(noise.masked[c], V.mask) for c in range(COPIES)]
     rows = pack([prompt] * count, tensor, valid, noisy, V.pad, 4)
     with torch.no_grad():
-        mean = float(diffusion_loss(model, hidden_states(model, rows), rows, [tensor] * COPIES, noise, V)) / count
+        mean = (
+            float(diffusion_loss(model, hidden_states(model, rows), rows, [tensor] * COPIES, noise, V))
+            / count
+        )
     assert mean == pytest.approx(any_order_nll(model, prompt, clean, 4), rel=0.03)
 
 

@@ -237,14 +237,12 @@ class RlConfig:
 
 @dataclass
 class DecodeConfig:
-    threshold: float = 0.8
+    threshold: float = 0.6
     """Tau of the trace: a position is committed when its largest probability exceeds it."""
-    answer_threshold: float = 0.99
-    """Tau of plain threshold decoding in answer blocks, where near-tied slots wait for each other."""
+    answer_threshold: float = 0.95
+    """Tau of answer blocks, higher: near-tied slots had better wait for each other."""
     answer_policy: str = "prefix"
     """Answer rule as shipped: ``threshold`` (none) or ``prefix`` (confident prefix, none repeated)."""
-    prefix_threshold: float = 0.7
-    """Tau of the ``prefix`` rule."""
     batch_size: int = 64
     """Rows decoded together in evaluation."""
     fused: bool = True

@@ -41,7 +41,6 @@ RANGES = {
     "retrieval.recency": (0.0, 1.0),
     "decode.threshold": (0.0, 1.0),
     "decode.answer_threshold": (0.0, 1.0),
-    "decode.prefix_threshold": (0.0, 1.0),
     "teacher.answer_weight": (0.0, 1e6),
     "rl.reward_weights": (-1e6, 1e6),
     "rl.temperature": (0.0, 1e6),
@@ -54,7 +53,14 @@ RANGES = {
     "rollout.teacher_cpus": (0.0, 1e4),
     "rollout.train_cpus": (0.0, 1e4),
 }
-SHARES = ("short_share", "warmup", "full_mask_share", "full_mask_share_answer", "anchor_mask_share")
+SHARES = (
+    "short_share",
+    "warmup",
+    "slip_share",
+    "full_mask_share",
+    "full_mask_share_answer",
+    "anchor_mask_share",
+)
 LABELS = 26  # candidates are named <A>..<Z>
 
 

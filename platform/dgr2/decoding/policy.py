@@ -73,9 +73,7 @@ def shipped_policy(decode: DecodeConfig, grid: GridConfig, temperature: float = 
         block_size=grid.block_size,
         threshold=decode.threshold,
         answer=decode.answer_policy,
-        answer_threshold=decode.prefix_threshold
-        if decode.answer_policy == "prefix"
-        else decode.answer_threshold,
+        answer_threshold=decode.answer_threshold,
         fused=decode.fused,
         temperature=temperature,
     )
@@ -83,8 +81,7 @@ def shipped_policy(decode: DecodeConfig, grid: GridConfig, temperature: float = 
 
 def native_policy(decode: DecodeConfig, grid: GridConfig, temperature: float = 0.0) -> DecodePolicy:
     """Plain threshold decoding at the shipped taus, no rule across answer slots, anchors included."""
-    shipped = shipped_policy(decode, grid, temperature)
-    return replace(shipped, name="native", answer="threshold", answer_threshold=decode.answer_threshold)
+    return replace(shipped_policy(decode, grid, temperature), name="native", answer="threshold")
 
 
 def threshold_positions(
