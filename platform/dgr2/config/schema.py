@@ -258,8 +258,8 @@ class EvaluationConfig:
     speed_instances: int = 24
     """Instances timed at batch 1, AR and block decoding in turns."""
     sweep: list[float] = field(default_factory=lambda: [0.5, 0.7, 0.8, 0.9, 0.95, 0.99])
-    """Thresholds of the accuracy-against-speed plot."""
-    sweep_instances: int = 96
+    """Taus of the accuracy-against-speed plot, each in trace and answer alike."""
+    sweep_instances: int = 192
     """Instances decoded for each threshold of the sweep."""
     examples: int = 3
     """Re-ranked examples shown with their reasoning."""

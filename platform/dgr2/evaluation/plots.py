@@ -84,7 +84,7 @@ def _sweep(report: Mapping, swept: str) -> Figure:
         [r["value"] - r["ci95"][0] for r in recall],
         [r["ci95"][1] - r["value"] for r in recall],
     ]
-    line = {"fmt": "o-", "color": _BLUE, "capsize": 3, "label": "native, over τ"}
+    line = {"fmt": "o-", "color": _BLUE, "capsize": 3, "label": "native, one τ for trace and answer"}
     accuracy.errorbar(speed, values, yerr=errors, **line)
     validity.errorbar(speed, [point["validity"] for point in points], **line)
     for i, point in enumerate(points):

@@ -19,12 +19,14 @@ TIMED = 8
 
 
 def threshold_sweep(engine: Engine, held_out: HeldOut, on_done: OnDone | None = None) -> list[dict]:
-    """One point for every threshold of ``evaluation.sweep``, native decoding, on the instances given."""
+    """One point for every tau of ``evaluation.sweep``, in trace and answer alike: native, on the instances given."""
     config = engine.config
     timed = held_out.take(evenly(len(held_out), TIMED))
     points = []
     for threshold in config.evaluation.sweep:
-        policy = replace(native_policy(config.decode, config.grid), threshold=threshold)
+        policy = replace(
+            native_policy(config.decode, config.grid), threshold=threshold, answer_threshold=threshold
+        )
         decoded = engine.decode(held_out.prompts, held_out.counts, policy, on_done)
         outcome = judge(engine, decoded, held_out, policy, native=True)
         values = metric_values(np.array(outcome.ranks), held_out.width)
