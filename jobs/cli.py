@@ -102,6 +102,14 @@ def opd(run: Run, overrides: Overrides = None, preset: Preset = None, config: Fi
     _one_stage("opd", run, overrides, preset, config)
 
 
+@app.command("opd_off_policy")
+def opd_off_policy(
+    run: Run, overrides: Overrides = None, preset: Preset = None, config: File = None
+) -> None:
+    """The comparison: as many distillation updates on trajectories that the teacher wrote."""
+    _one_stage("opd_off_policy", run, overrides, preset, config)
+
+
 @app.command()
 def rl(run: Run, overrides: Overrides = None, preset: Preset = None, config: File = None) -> None:
     """Reinforcement learning of the student on the re-ranking reward."""
@@ -144,7 +152,7 @@ def bench(
 
         folder = RunFolder.open(run)
         cfg = load_config(None, overrides or (), base=folder.config(), inputs=False)
-        refuse_upstream_changes(folder, cfg, "evaluate")
+        refuse_upstream_changes(folder, cfg, "evaluate", free=("decode",))
         figures = measure(what, folder, cfg, Console())
         if json is not None:
             write_json(json, {"figures": figures})

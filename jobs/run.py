@@ -48,7 +48,6 @@ class Stage:
             left out, since that stage's fingerprint is part of this one's.
         function: does the work and returns figures that JSON can hold.
         uses: stages whose outcome it reads when they have finished.
-        loop: an online loop, run by its own command; a whole run leaves it out.
     """
 
     name: str
@@ -56,7 +55,6 @@ class Stage:
     sections: tuple[str, ...]
     function: Callable[[StageContext], dict[str, Any]]
     uses: tuple[str, ...] = ()
-    loop: bool = False
 
     def owns(self, key: str) -> bool:
         """Whether a dotted key lies in the sections of this stage."""
@@ -77,9 +75,9 @@ STAGES = [
     Stage("prepare", (), ("seed", *PREPARE, "model.init"), _job("prepare")),
     Stage("teacher", ("prepare",), ("model", "teacher"), _job("teacher")),
     Stage("cft", ("teacher",), ("cft",), _job("cft")),
-    Stage("opd", ("cft",), ("opd",), _job("opd"), loop=True),
-    Stage("opd_off_policy", ("cft",), ("opd",), _job("opd", "opd_off_policy"), loop=True),
-    Stage("rl", ("opd",), ("rl",), _job("rl"), loop=True),
+    Stage("opd_off_policy", ("cft",), ("opd", "decode"), _job("opd", "opd_off_policy")),
+    Stage("opd", ("cft",), ("opd", "decode"), _job("opd")),
+    Stage("rl", ("opd",), ("rl", "decode"), _job("rl")),
     Stage(
         "evaluate",
         ("prepare",),
@@ -93,14 +91,9 @@ INPUTS = ("data.path", "model.init")
 
 
 def run_pipeline(run: RunFolder, cfg: Config, console: Console, until: str | None = None) -> None:
-    """Run every stage whose fingerprint is not that of its last finish, up to and including ``until``.
-
-    The online loops are left out: they have commands of their own.
-    """
+    """Run every stage whose fingerprint is not that of its last finish, up to and including ``until``."""
     inputs = input_digests(cfg)
     for stage in STAGES:
-        if stage.loop:
-            continue
         _run(run, cfg, stage, inputs, console)
         if stage.name == until:
             return
@@ -123,16 +116,21 @@ def run_stage(run: RunFolder, cfg: Config, name: str, console: Console) -> None:
     _run(run, cfg, stage, inputs, console)
 
 
-def refuse_upstream_changes(run: RunFolder, cfg: Config, name: str) -> None:
+def refuse_upstream_changes(run: RunFolder, cfg: Config, name: str, free: tuple[str, ...] = ()) -> None:
     """Refuse a configuration that differs from the run's in what an earlier stage than ``name`` reads.
+
+    A stage that has not run is none of the earlier ones, unless ``name`` needs it.
+
+    Args:
+        free: Sections that may differ all the same.
 
     Raises:
         ConfigError: naming the keys and the command that may change them.
     """
-    names = [s.name for s in STAGES]
+    earlier = _all_upstream(run, _stage(name))
     for key in changed_keys(run.config(), cfg):
-        owner = next(s.name for s in STAGES if s.owns(key))
-        if names.index(owner) < names.index(name):
+        owner = next((s.name for s in STAGES if s.name in earlier and s.owns(key)), None)
+        if owner is not None and key.split(".")[0] not in free:
             advice = f"dgr2 {owner} --run {run.path}"
             raise ConfigError(f"'{key}' belongs to stage '{owner}', not '{name}': change it with {advice}")
 
@@ -211,6 +209,11 @@ def _stage(name: str) -> Stage:
 
 def _upstream(run: RunFolder, stage: Stage) -> list[str]:
     return [*stage.needs, *(n for n in stage.uses if run.stage_state(n) is not None)]
+
+
+def _all_upstream(run: RunFolder, stage: Stage) -> set[str]:
+    before = _upstream(run, stage)
+    return set(before).union(*(_all_upstream(run, _stage(name)) for name in before))
 
 
 def _digest(folder: Path) -> str:

@@ -24,7 +24,7 @@ def test_replay_equals_the_record(scale, size, fused, answer):
     policy = DecodePolicy("policy", size, 0.2, answer, 0.3, fused=fused, temperature=1.0)
     counts = [2 + i % 3 for i in range(10)]
     found = Decoder(model, V, GRID).decode(prompts, counts, policy, batch_size=4, seed=5)
-    again = replay_logprobs(model, build_replay(prompts, found, V, GRID), V)
+    again = replay_logprobs(model, prompts, build_replay(found, V), V)
     for row, t in enumerate(found):
         assert again[row, : len(t.tokens)].tolist() == pytest.approx(t.logprobs, abs=1e-5)
         assert not again[row, len(t.tokens) :].any()
@@ -35,7 +35,7 @@ def test_replay_is_differentiable_at_every_decision():
     model, prompts = tiny_model(12), tiny_prompts(4)
     policy = DecodePolicy("policy", 4, 0.2, "prefix", 0.3, temperature=1.0)
     found = Decoder(model, V, GRID).decode(prompts, [4] * 4, policy, batch_size=4)
-    replay_logprobs(model, build_replay(prompts, found, V, GRID), V).sum().backward()
+    replay_logprobs(model, prompts, build_replay(found, V), V).sum().backward()
     grad = model.get_input_embeddings().weight.grad
     assert torch.isfinite(grad).all() and grad.abs().sum() > 0
 
@@ -45,4 +45,4 @@ def test_mixed_policies_are_refused():
     one = decoder.decode(prompts[:1], [4], DecodePolicy("policy", 4, 0.2))
     two = decoder.decode(prompts[1:], [4], DecodePolicy("policy", 4, 0.3))
     with pytest.raises(DataError, match="different"):
-        build_replay(prompts, one + two, V, GRID)
+        build_replay(one + two, V)

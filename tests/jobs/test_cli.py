@@ -22,6 +22,10 @@ from dgr2.storage import RunFolder, write_json
 Command = Callable[..., Result]
 
 
+WHOLE = [s.name for s in STAGES]
+LATER = WHOLE[WHOLE.index("cft") + 1 :]
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Names of the stages in the order of their calls."""
@@ -83,15 +87,15 @@ def test_version_and_configuration(tmp_path: Path) -> None:
 def test_demo_runs_all_stages_once(calls: list[str], tmp_path: Path) -> None:
     first = dgr2("demo", "seed=3")
     assert first.exit_code == 0, first.output
-    assert calls == ["prepare", "teacher", "cft", "evaluate"]
+    assert calls == WHOLE == ["prepare", "teacher", "cft", "opd_off_policy", "opd", "rl", "evaluate"]
     assert "the report" in first.stdout
     folder = RunFolder.open(tmp_path / "runs" / "demo-seed3")
-    assert folder.finished() == ["cft", "evaluate", "prepare", "teacher"]
-    assert len(folder.metrics_file.read_text().splitlines()) == 4
+    assert folder.finished() == sorted(WHOLE)
+    assert len(folder.metrics_file.read_text().splitlines()) == len(WHOLE)
 
     again = dgr2("demo", "seed=3", "ray.num_workers=2")
-    assert again.exit_code == 0 and len(calls) == 4
-    assert again.stdout.count("skipped") == 4 and "the report" in again.stdout
+    assert again.exit_code == 0 and calls == WHOLE
+    assert again.stdout.count("skipped") == len(WHOLE) and "the report" in again.stdout
 
 
 def test_another_configuration_writes_nothing(calls: list[str], tmp_path: Path) -> None:
@@ -101,7 +105,7 @@ def test_another_configuration_writes_nothing(calls: list[str], tmp_path: Path) 
     refused(dgr2("demo", "--run", "here", "data.user=99"), "data.users")
     refused(dgr2("run", "beauty-small", "--run", "here"), "data.path")
     refused(dgr2("prepare", "--run", "here", "--preset", "beauty-small"), "preset 'demo'")
-    assert snapshot(tmp_path) == before and len(calls) == 4
+    assert snapshot(tmp_path) == before and calls == WHOLE
 
 
 def test_a_stage_takes_its_own_and_later_keys(calls: list[str], tmp_path: Path) -> None:
@@ -119,9 +123,12 @@ def test_a_stage_takes_its_own_and_later_keys(calls: list[str], tmp_path: Path) 
     refused(dgr2("teacher", "--run", "here", "seed=1"), "'seed'", "dgr2 prepare --run")
     assert snapshot(tmp_path) == before and calls == ["cft"]
 
+    refused(dgr2("evaluate", "--run", "here"), "out of date: dgr2 opd_off_policy --run here")
+    refused(dgr2("evaluate", "--run", "here", "decode.threshold=0.7"), "dgr2 opd_off_policy --run here")
+    for stage in LATER:
+        assert dgr2(stage, "--run", "here").exit_code == 0
     assert dgr2("evaluate", "--run", "here").exit_code == 0
-    assert dgr2("evaluate", "--run", "here").exit_code == 0
-    assert calls == ["cft", "evaluate"]
+    assert calls == ["cft", *LATER]
 
 
 def test_stages_one_by_one_and_what_they_need(calls: list[str], tmp_path: Path) -> None:
@@ -136,7 +143,7 @@ def test_stages_one_by_one_and_what_they_need(calls: list[str], tmp_path: Path) 
     assert dgr2("prepare", "--run", "here", "prompt.history=4").exit_code == 0
     refused(dgr2("evaluate", "--run", "here"), "'teacher', which is out of date")
     assert dgr2("demo", "--run", "here", "seed=2", "prompt.history=4").exit_code == 0
-    assert calls[4:] == ["prepare", "teacher", "cft", "evaluate"]
+    assert calls[4:] == WHOLE
 
 
 def test_changed_input_files_run_the_stages_again(calls: list[str], tmp_path: Path) -> None:
@@ -146,10 +153,10 @@ def test_changed_input_files_run_the_stages_again(calls: list[str], tmp_path: Pa
     (data / "sequences.txt").write_text("1")
     command = ("run", "beauty-small", "data.path=data", "--run", "here")
     assert dgr2(*command).exit_code == 0 and dgr2(*command).exit_code == 0
-    assert len(calls) == 4
+    assert calls == WHOLE
     (data / "sequences.txt").write_text("2")
     assert dgr2(*command).exit_code == 0
-    assert len(calls) == 8
+    assert calls == 2 * WHOLE
 
 
 def test_an_error_in_the_data_writes_nothing(
@@ -196,7 +203,7 @@ def test_an_interrupted_stage_runs_again(
     assert calls == ["prepare", "teacher"]
     monkeypatch.setattr(run, "STAGES", whole)
     assert dgr2("demo", "--run", "here").exit_code == 0
-    assert calls == ["prepare", "teacher", "cft", "evaluate"]
+    assert calls == WHOLE
     assert (tmp_path / "here" / "train" / "cft").is_dir()
 
 

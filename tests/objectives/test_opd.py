@@ -28,7 +28,7 @@ def rollouts(count=8, seed=51, answer="prefix"):
     model, prompts = tiny_model(seed, 6.0), tiny_prompts(count)
     policy = DecodePolicy("policy", 4, 0.3, answer, 0.3, temperature=1.0)
     found = Decoder(model, V, GRID).decode(prompts, [4] * count, policy, batch_size=count)
-    return model, prompts, found, build_replay(prompts, found, V, GRID)
+    return model, prompts, found, build_replay(found, V)
 
 
 @torch.no_grad()
@@ -73,7 +73,7 @@ def test_loss_is_the_exact_kl_at_the_visited_states():
     """Against a loop over single, unpadded states in Hugging Face's own forward."""
     student, prompts, found, replay = rollouts(count=3)
     teacher = tiny_model(52, 6.0)
-    scores = full_scores(teacher, prompts, found, replay.rows.response)
+    scores = full_scores(teacher, prompts, found, replay.clean.shape[1])
     states = draw_states(replay, 1, np.random.default_rng(1))
     config = OpdConfig(ar_weight=0.0, correct_answers=False, copies=1)
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_loss_is_the_exact_kl_at_the_visited_states():
 
 def test_end_of_answer_is_trained_though_the_policy_forces_it():
     student, prompts, found, replay = rollouts(count=4)
-    scores = full_scores(tiny_model(53, 6.0), prompts, found, replay.rows.response)
+    scores = full_scores(tiny_model(53, 6.0), prompts, found, replay.clean.shape[1])
     states = draw_states(replay, 1, np.random.default_rng(2))
     config = OpdConfig(copies=1)
     whole, _ = loss_of(student, prompts, found, replay, scores, states, config)
@@ -118,7 +118,7 @@ def test_end_of_answer_is_trained_though_the_policy_forces_it():
 
 def test_correction_and_ar_term_change_the_loss():
     student, prompts, found, replay = rollouts()
-    scores = full_scores(tiny_model(54, 6.0), prompts, found, replay.rows.response)
+    scores = full_scores(tiny_model(54, 6.0), prompts, found, replay.clean.shape[1])
     states = draw_states(replay, 2, np.random.default_rng(3))
     config = OpdConfig()
     losses = [

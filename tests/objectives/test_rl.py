@@ -39,11 +39,11 @@ def test_ratio_is_one_at_the_start_and_the_gradient_is_the_policy_gradient(answe
     model, prompts = tiny_model(41, 6.0), tiny_prompts(8)
     policy = DecodePolicy("policy", 4, 0.3, answer, 0.3, temperature=1.0)
     found = Decoder(model, VOCABULARY, GRID).decode(prompts, [4] * 8, policy, batch_size=8)
-    replay = build_replay(prompts, found, VOCABULARY, GRID)
+    replay = build_replay(found, VOCABULARY)
     old = torch.zeros_like(replay.decided, dtype=torch.float32)
     for row, t in enumerate(found):
         old[row, : len(t.tokens)] = torch.tensor(t.logprobs)
-    new = replay_logprobs(model, replay, VOCABULARY)
+    new = replay_logprobs(model, prompts, replay, VOCABULARY)
     advantages = torch.linspace(-1, 1, 8)
     loss, figures = policy_loss(new, old, advantages, replay.decided, RlConfig())
     count = int(replay.decided.sum())

@@ -1,9 +1,9 @@
 """Replay of trajectories: the log-probability of every committed token in the state at its step, in one forward.
 
-Each row is ``[prompt | clean response | state 0 | state 1 | ...]``: copy s shows every block as it was before
-its step s, so all steps of all blocks are evaluated at once, sharing one clean stream. Anchors are actions of
-the clean stream. The result is differentiable: it is the likelihood that RL optimises, and equals what the
-decoder recorded.
+Each row is ``[prompt | clean response | state | state | ...]``: a state is one block as it was before one of its
+steps, and there is one for every step that decided something, so all steps of all blocks are evaluated at once
+and share one clean stream. Anchors are actions of the clean stream. The result is differentiable: it is the
+likelihood that RL optimises, and equals what the decoder recorded.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from dgr2.config.schema import GridConfig
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.decoding.policy import DecodePolicy
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.errors import DataError
 from dgr2.models.backbone import hidden_states, suppress
-from dgr2.models.packed import PackedRows, pack
+from dgr2.models.packed import PackedRows, pack_blocks
 
 NEVER = torch.iinfo(torch.long).max
 """Step of a position where nothing was committed."""
@@ -32,7 +31,6 @@ class Replay:
     """A batch of trajectories laid out for replay.
 
     Attributes:
-        rows: Packed rows with one noisy copy a step.
         clean: ``[batch, response]`` committed tokens, end tokens where a row's last block goes on.
         steps: ``[batch, response]`` step of each token within its block.
         decided: bool ``[batch, response]``: tokens of the response that the model decided, not a rule.
@@ -40,7 +38,6 @@ class Replay:
         block_size: Tokens a block.
     """
 
-    rows: PackedRows
     clean: Tensor
     steps: Tensor
     decided: Tensor
@@ -48,12 +45,7 @@ class Replay:
     block_size: int
 
 
-def build_replay(
-    prompts: Sequence[Sequence[int]],
-    trajectories: Sequence[Trajectory],
-    vocabulary: Vocabulary,
-    grid: GridConfig,
-) -> Replay:
+def build_replay(trajectories: Sequence[Trajectory], vocabulary: Vocabulary) -> Replay:
     """Lay trajectories of one policy out.
 
     Raises:
@@ -75,44 +67,60 @@ def build_replay(
         for position, (token, step, _) in enumerate(t.tail, start=n):
             if token >= 0:
                 clean[row, position], steps[row, position] = token, step
-    taken = torch.where(decided, steps, 0)
-    copies = int(taken.max()) + 1 if size > 1 else 0
-    noisy = [clean.masked_fill(steps >= step, vocabulary.mask) for step in range(copies)]
-    valid = torch.ones_like(decided)
-    rows = pack(prompts, clean, valid, noisy, vocabulary.pad, size)
-    return Replay(rows, clean, steps, decided, _banned(trajectories, clean, steps, policy, vocabulary), size)
+    return Replay(clean, steps, decided, _banned(trajectories, clean, steps, policy, vocabulary), size)
 
 
 def replay_logprobs(
     model: Qwen3ForCausalLM,
+    prompts: Sequence[Sequence[int]],
     replay: Replay,
     vocabulary: Vocabulary,
     shift: bool = False,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Log-probability of each token in the state it was committed in: ``[batch, response]``, 0 where not decided."""
-    states = decision_states(hidden_states(model, replay.rows), replay, shift)
-    keep = replay.decided
-    logp = masked_log_probabilities(model, states[keep], replay.banned[keep], vocabulary, temperature)
+    """Log-probability of each token in the state of its decision: ``[batch, response]``, 0 where not decided."""
+    rows, place = pack_decisions(prompts, replay, vocabulary)
+    hidden, keep = hidden_states(model, rows), replay.decided
+    clean, noisy = rows.clean(hidden), rows.noisy(hidden)
+    states = clean[keep]
+    if noisy.shape[1]:
+        row, position = keep.nonzero(as_tuple=True)
+        in_place = noisy[row, place[keep] - int(shift)]  # a decision in place is never the first of its block
+        states = torch.where((position % replay.block_size == 0)[:, None], states, in_place)
+    logp = masked_log_probabilities(model, states, replay.banned[keep], vocabulary, temperature)
     chosen = logp.gather(-1, replay.clean[keep][:, None])[:, 0]
-    return torch.zeros_like(states[..., 0]).masked_scatter(keep, chosen)
+    return hidden.new_zeros(keep.shape).masked_scatter(keep, chosen)
 
 
-def decision_states(hidden: Tensor, replay: Replay, shift: bool = False) -> Tensor:
-    """The hidden state each decision was made from: ``[batch, response, hidden]``; anchors from the clean stream."""
-    rows = replay.rows
-    clean = rows.clean(hidden)
-    if not rows.copies:
-        return clean
-    copies = torch.stack(
-        [rows.copy(hidden, c) for c in range(rows.copies)]
-    )  # [copies, batch, response, hidden]
-    if shift:
-        copies = copies.roll(1, dims=2)
-    index = replay.steps.clamp_max(rows.copies - 1)[None, ..., None].expand(1, -1, -1, hidden.shape[-1])
-    in_place = copies.gather(0, index)[0]
-    anchor = torch.arange(rows.response) % replay.block_size == 0
-    return torch.where(anchor[None, :, None], clean, in_place)
+def pack_decisions(
+    prompts: Sequence[Sequence[int]], replay: Replay, vocabulary: Vocabulary
+) -> tuple[PackedRows, Tensor]:
+    """Rows with a state for every step that decided more than an anchor.
+
+    Returns:
+        The rows, and ``[batch, response]`` where in the noisy part each decision in place was made.
+    """
+    size, (batch, width) = replay.block_size, replay.clean.shape
+    in_place = replay.decided & (torch.arange(width) % size != 0)
+    visited = [
+        sorted({(p // size, int(replay.steps[row, p])) for p in in_place[row].nonzero()[:, 0].tolist()})
+        for row in range(batch)
+    ]
+    count = max(map(len, visited))
+    blocks = torch.full((batch, count), -1)
+    steps = torch.zeros(batch, count, dtype=torch.long)
+    place = torch.zeros(batch, width, dtype=torch.long)
+    for row, pairs in enumerate(visited):
+        for state, (block, step) in enumerate(pairs):
+            blocks[row, state], steps[row, state] = block, step
+            first = block * size
+            here = replay.steps[row, first : first + size] == step
+            place[row, first : first + size][here] = state * size + torch.arange(size)[here]
+    block_of = (blocks.clamp_min(0)[..., None] * size + torch.arange(size)).flatten(1)
+    shown = replay.clean.gather(1, block_of).view(batch, count, size)
+    hidden = replay.steps.gather(1, block_of).view(batch, count, size) >= steps[..., None]
+    states = shown.masked_fill(hidden, vocabulary.mask)
+    return pack_blocks(prompts, replay.clean, blocks, states, vocabulary.pad), place
 
 
 def masked_log_probabilities(

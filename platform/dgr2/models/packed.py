@@ -47,7 +47,7 @@ class PackedRows:
         mask: bool ``[batch or 1, 1, length, length]``.
         prompt: Width of the (left-padded) prompt part.
         response: Width of one copy of the response, a whole number of blocks.
-        copies: Number of noisy copies.
+        copies: Number of noisy copies of the whole response.
         response_valid: bool ``[batch, response]``, False where a shorter response was padded.
     """
 
@@ -62,6 +62,10 @@ class PackedRows:
     def clean(self, hidden: Tensor) -> Tensor:
         """Hidden states that predict each clean response token (its left neighbour's): ``[batch, response, ...]``."""
         return hidden[:, self.prompt - 1 : self.prompt - 1 + self.response]
+
+    def noisy(self, hidden: Tensor) -> Tensor:
+        """Hidden states of everything behind the clean response: ``[batch, noisy, ...]``."""
+        return hidden[:, self.prompt + self.response :]
 
     def copy(self, hidden: Tensor, index: int) -> Tensor:
         """Hidden states of noisy copy ``index`` (0-based): ``[batch, response, ...]``."""
@@ -98,23 +102,76 @@ def pack(
         pad: Id in padded places.
         block_size: Size of the blocks of the noisy copies.
     """
-    batch, response = clean.shape
-    lengths = torch.tensor([len(p) for p in prompts])
-    width = int(lengths.max())
-    prompt_ids = torch.full((batch, width), pad, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        prompt_ids[row, width - len(prompt) :] = torch.as_tensor(prompt, dtype=torch.long)
-    offset = width - lengths  # left padding of each row
-    prompt_positions = (torch.arange(width)[None] - offset[:, None]).clamp_min(0)
-    response_positions = lengths[:, None] + torch.arange(response)[None]
-    ids = torch.cat([prompt_ids, clean, *noisy], dim=1)
-    positions = torch.cat([prompt_positions] + [response_positions] * (1 + len(noisy)), dim=1)
+    response = clean.shape[1]
+    prompt = _Prompts.of(prompts, pad)
+    response_positions = prompt.lengths[:, None] + torch.arange(response)[None]
+    ids = torch.cat([prompt.ids, clean, *noisy], dim=1)
+    positions = torch.cat([prompt.positions] + [response_positions] * (1 + len(noisy)), dim=1)
 
+    width = prompt.ids.shape[1]
     mask = packed_mask(width, response, len(noisy), block_size)[None, None]
-    if bool(offset.any()) or not bool(valid.all()):
-        key_valid = torch.cat(
-            [torch.arange(width)[None] >= offset[:, None]] + [valid] * (1 + len(noisy)), dim=1
-        )
-        # a padded query still sees itself: a row without any key is NaN
-        mask = (mask & key_valid[:, None, None, :]) | torch.eye(ids.shape[1], dtype=torch.bool)
+    if not bool(prompt.valid.all()) or not bool(valid.all()):
+        key_valid = torch.cat([prompt.valid] + [valid] * (1 + len(noisy)), dim=1)
+        mask = _without_padding(mask, key_valid)
     return PackedRows(ids, positions, mask, width, response, len(noisy), valid)
+
+
+def pack_blocks(
+    prompts: Sequence[Sequence[int]], clean: Tensor, blocks: Tensor, states: Tensor, pad: int
+) -> PackedRows:
+    """Put prompts, the clean response and single noisy blocks, each row its own ones, into one row each.
+
+    Args:
+        prompts: Token ids of each prompt, at least one token.
+        clean: ``[batch, response]`` clean ids, whole blocks.
+        blocks: ``[batch, states]`` index of the block that each state shows, -1 where a row has fewer states.
+        states: ``[batch, states, block]`` ids of each state.
+        pad: Id in padded places.
+    """
+    (batch, response), (_, count, size) = clean.shape, states.shape
+    prompt = _Prompts.of(prompts, pad)
+    width = prompt.ids.shape[1]
+    offsets = (blocks.clamp_min(0)[..., None] * size + torch.arange(size)).flatten(1)
+    positions = [prompt.positions] + [
+        prompt.lengths[:, None] + offset for offset in (torch.arange(response)[None], offsets)
+    ]
+    ids = torch.cat([prompt.ids, clean, states.flatten(1)], dim=1)
+    clean_width, length = width + response, ids.shape[1]
+    mask = torch.zeros(batch, 1, length, length, dtype=torch.bool)
+    mask[:, :, :clean_width, :clean_width] = packed_mask(width, response, 0, size)
+    key_block = torch.cat([torch.full((width,), -1), torch.arange(response) // size])
+    query_block = blocks.repeat_interleave(size, dim=1)
+    mask[:, 0, clean_width:, :clean_width] = key_block < query_block[..., None]
+    state = torch.arange(count).repeat_interleave(size)
+    mask[:, 0, clean_width:, clean_width:] = state[:, None] == state
+    key_valid = torch.ones(batch, length, dtype=torch.bool)
+    key_valid[:, :width] = prompt.valid
+    valid = torch.ones_like(clean, dtype=torch.bool)
+    return PackedRows(
+        ids, torch.cat(positions, dim=1), _without_padding(mask, key_valid), width, response, 0, valid
+    )
+
+
+@dataclass
+class _Prompts:
+    """Prompts padded on the left."""
+
+    ids: Tensor
+    positions: Tensor
+    lengths: Tensor
+    valid: Tensor
+
+    @classmethod
+    def of(cls, prompts: Sequence[Sequence[int]], pad: int) -> _Prompts:
+        lengths = torch.tensor([len(p) for p in prompts])
+        width = int(lengths.max())
+        ids = torch.full((len(prompts), width), pad, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.as_tensor(prompt, dtype=torch.long)
+        places = torch.arange(width)[None] - (width - lengths)[:, None]
+        return cls(ids, places.clamp_min(0), lengths, places >= 0)
+
+
+def _without_padding(mask: Tensor, key_valid: Tensor) -> Tensor:
+    """Nobody sees padding, but a padded query still sees itself: a row without any key is NaN."""
+    return (mask & key_valid[:, None, None, :]) | torch.eye(mask.shape[-1], dtype=torch.bool)

@@ -158,17 +158,19 @@ class Learner:
         return figures
 
     def _loss(self, micro: MicroBatch, step: int, index: int) -> tuple[Tensor, Sums]:
-        replay = build_replay(micro.prompts, micro.trajectories, self.vocabulary, self.config.grid)
+        replay = build_replay(micro.trajectories, self.vocabulary)
         if self.kind == "rl":
             old = torch.zeros(replay.decided.shape)
             for row, t in enumerate(micro.trajectories):
                 old[row, : len(t.tokens)] = torch.tensor(t.logprobs)
             temperature = self.config.rl.temperature
-            new = replay_logprobs(self.model, replay, self.vocabulary, self.shift, temperature)
+            new = replay_logprobs(
+                self.model, micro.prompts, replay, self.vocabulary, self.shift, temperature
+            )
             return policy_loss(new, old, torch.tensor(micro.advantages), replay.decided, self.config.rl)
         random = stream(self.config.seed, STREAMS["opd"], step, index)
         states = draw_states(replay, self.config.opd.copies, random)
-        scores = TeacherScores.collate(micro.scores, replay.rows.response)
+        scores = TeacherScores.collate(micro.scores, replay.clean.shape[1])
         rows = pack_states(micro.prompts, replay, states, self.vocabulary)
         hidden = hidden_states(self.model, rows)
         loss, figures = opd_loss(
