@@ -245,7 +245,7 @@ class RlConfig:
 class DecodeConfig:
     threshold: float = 0.6
     """Tau of the trace: a position is committed when its largest probability exceeds it."""
-    answer_threshold: float = 0.95
+    answer_threshold: float = 0.98
     """Tau of answer blocks, higher: near-tied slots had better wait for each other."""
     answer_policy: str = "prefix"
     """Answer rule as shipped: ``threshold`` (none) or ``prefix`` (confident prefix, none repeated)."""
