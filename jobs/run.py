@@ -70,7 +70,7 @@ def _job(module: str, name: str = "") -> Callable[[StageContext], dict[str, Any]
     return function
 
 
-PREPARE = ("data", "retrieval", "semantic_ids", "expert", "prompt", "traces", "tokenizer", "grid")
+PREPARE = ("data", "retrieval", "semantic_ids", "expert", "prompt", "traces", "answer", "tokenizer", "grid")
 STAGES = [
     Stage("prepare", (), ("seed", *PREPARE, "model.init"), _job("prepare")),
     Stage("teacher", ("prepare",), ("model", "teacher"), _job("teacher")),

@@ -89,6 +89,12 @@ class TraceConfig:
 
 
 @dataclass
+class AnswerConfig:
+    ids: str = "label"
+    """How an answer names a candidate: ``label``, one token for its place in the prompt."""
+
+
+@dataclass
 class TokenizerConfig:
     vocabulary: int = 1024
     """Size of the byte-level BPE vocabulary trained when the model starts from scratch (added tokens come on top)."""
@@ -239,7 +245,7 @@ class RlConfig:
 class DecodeConfig:
     threshold: float = 0.6
     """Tau of the trace: a position is committed when its largest probability exceeds it."""
-    answer_threshold: float = 0.95
+    answer_threshold: float = 0.98
     """Tau of answer blocks, higher: near-tied slots had better wait for each other."""
     answer_policy: str = "prefix"
     """Answer rule as shipped: ``threshold`` (none) or ``prefix`` (confident prefix, none repeated)."""
@@ -364,6 +370,8 @@ class Config:
     """What the model sees."""
     traces: TraceConfig = field(default_factory=TraceConfig)
     """What the model learns to write."""
+    answer: AnswerConfig = field(default_factory=AnswerConfig)
+    """How it writes an answer."""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     """Vocabulary."""
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -13,6 +13,7 @@ CHOICES = {
     "retrieval.model": ("bm25", "tfidf", "cosine"),
     "semantic_ids.method": ("residual_kmeans", "residual_vq"),
     "traces.generator": ("evidence",),
+    "answer.ids": ("label",),
     "cft.alignment": ("in_place", "shift"),
     "decode.answer_policy": ("threshold", "prefix"),
     "opd.divergence": ("forward_kl", "reverse_kl", "jsd"),
