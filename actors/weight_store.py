@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import ray
@@ -25,11 +25,13 @@ class Weights:
         version: Rising from publication to publication.
         state: Reference to ``{name: array}``; pass it on as an argument of its own, so that Ray resolves it.
         checksum: :func:`dgr2.rollout.checksum.checksum` of the state.
+        figures: Of the update that made it.
     """
 
     version: int
     state: ray.ObjectRef
     checksum: str
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @ray.remote(num_cpus=0)
@@ -41,7 +43,13 @@ class WeightStore:
         self._cause: BaseException | None = None
         self._changed = asyncio.Condition()
 
-    async def publish(self, version: int, state: dict[str, np.ndarray], checksum: str) -> int:
+    async def publish(
+        self,
+        version: int,
+        state: dict[str, np.ndarray],
+        checksum: str,
+        figures: dict[str, float] | None = None,
+    ) -> int:
         """Keep a version, hand it to those who wait, and drop the oldest of more than two.
 
         Publishing the latest version again, with the same checksum, changes nothing.
@@ -60,7 +68,7 @@ class WeightStore:
                 return version
             if version <= latest:
                 raise DGR2Error(f"version {version} of the weights cannot follow version {latest}")
-            self._kept[version] = Weights(version, ray.put(state), checksum)
+            self._kept[version] = Weights(version, ray.put(state), checksum, figures or {})
             for old in sorted(self._kept)[:-KEPT]:
                 del self._kept[old]
             self._changed.notify_all()

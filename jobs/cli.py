@@ -103,9 +103,7 @@ def opd(run: Run, overrides: Overrides = None, preset: Preset = None, config: Fi
 
 
 @app.command("opd_off_policy")
-def opd_off_policy(
-    run: Run, overrides: Overrides = None, preset: Preset = None, config: File = None
-) -> None:
+def opd_off_policy(run: Run, overrides: Overrides = None, preset: Preset = None, config: File = None) -> None:
     """The comparison: as many distillation updates on trajectories that the teacher wrote."""
     _one_stage("opd_off_policy", run, overrides, preset, config)
 

@@ -1,4 +1,4 @@
-"""What the online loops share: actors, a trainer that pulls, and one step after another at one weight version.
+"""What the online loops share: actors, a trainer that pulls, step after step at one weight version.
 
 Synchronous and deterministic: step s decodes with version s, its update publishes version s + 1, and nothing
 is decoded before that. Chunks, micro-batches and draws are keyed by (step, chunk), so a replaced worker or a
@@ -69,7 +69,6 @@ class OnlineLoop:
         self.seconds: dict[str, float] = {}
         self._stack = ExitStack()
         self._failure: BaseException | None = None
-        self._figures: dict[int, dict[str, float]] = {}
         self._extra: dict[str, float] = {}
         self._frozen: tuple[ray.ObjectRef, str] | None = None
         self._restarts = 0
@@ -130,7 +129,7 @@ class OnlineLoop:
             max_failures=0,  # the controller would not follow a restart; the stage itself resumes
         )
         try:
-            train(job, config, lambda _, step, figures: self._figures.__setitem__(step, figures))
+            train(job, config, lambda *_: None)  # figures come with the weights
         except BaseException as error:  # handed to the controller, which is waiting on the store
             self._abort(error)
 
@@ -166,8 +165,8 @@ class OnlineLoop:
                     self._rollouts.arm(self._writer_weights(step) or self._fetch(step))
                 yield step
                 with self.phase("train"):
-                    ray.get(self._store.wait_for.remote(step + 1, timeout), timeout=2 * timeout)
-                figures = self._figures_of(step + 1)
+                    weights = ray.get(self._store.wait_for.remote(step + 1, timeout), timeout=2 * timeout)
+                figures = weights.figures | self._extra
                 self._emit(step + 1, figures)
                 bar.advance(1, **{name: figures[name] for name in ("loss", "reward") if name in figures})
                 seconds = {f"seconds/{name}": spent for name, spent in self.seconds.items()}
@@ -198,7 +197,7 @@ class OnlineLoop:
         policy: DecodePolicy,
         chunk: int,
     ) -> list[Trajectory]:
-        """Decode prompts at the current weight version; the key is the place in the run, such as (step, attempt)."""
+        """Decode prompts at the current weights; the key is the place in the run, such as (step, attempt)."""
         with self.phase("rollout"):
             return self._rollouts.generate(
                 (STREAMS[self.kind], *key), prompts, counts, policy, self.config.seed, chunk
@@ -233,13 +232,6 @@ class OnlineLoop:
         timeout = self.config.rollout.timeout_s
         block = ray.put(batch)
         ray.get([queue.put.remote(block, timeout) for queue in self._queues], timeout=2 * timeout)
-
-    def _figures_of(self, step: int) -> dict[str, float]:
-        """The update's figures; the board is read twice a second, so they may lag behind the weights."""
-        deadline = time.monotonic() + 5.0
-        while step not in self._figures and time.monotonic() < deadline and self._failure is None:
-            time.sleep(0.02)
-        return self._figures.pop(step, {}) | self._extra
 
     def _emit(self, version: int, figures: dict[str, float]) -> None:
         """Figures of a step to Prometheus; synchronous rollouts are never stale."""

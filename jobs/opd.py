@@ -63,7 +63,7 @@ def distil(context: StageContext, stage: str, on_policy: bool) -> dict[str, floa
 
 
 def shuffled_steps(trajectory: Trajectory, policy: DecodePolicy, random: np.random.Generator) -> Trajectory:
-    """An AR response as if its blocks had been decoded in a random order, one token a step (off-policy states)."""
+    """An AR response as if its blocks had been decoded in a random order, one token a step."""
     size = policy.block_size
     steps: list[int] = []
     for start in range(0, len(trajectory.tokens), size):

@@ -22,8 +22,10 @@ OVERRIDES = [
     *("data.users=150", "data.items=60", "data.folds=2", "expert.trees=10", "tokenizer.vocabulary=400"),
     *("model.hidden=32", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.mlp=32"),
     *("teacher.midtrain.steps=1", "teacher.sft.steps=2", "cft.optim.steps=2"),
-    *("opd.optim.steps=4", "opd.optim.checkpoint_every=2", "opd.optim.batch_size=8", "opd.optim.micro_batch_size=4"),
-    *("rl.optim.steps=3", "rl.optim.batch_size=16", "rl.optim.micro_batch_size=8", "rl.group=4", "rl.refills=1"),
+    *("opd.optim.steps=4", "opd.optim.checkpoint_every=2"),
+    *("opd.optim.batch_size=8", "opd.optim.micro_batch_size=4"),
+    *("rl.optim.steps=3", "rl.optim.batch_size=16", "rl.optim.micro_batch_size=8"),
+    *("rl.group=4", "rl.refills=1"),
 ]  # fmt: skip
 
 

@@ -194,9 +194,10 @@ def test_the_store_keeps_two_versions_and_wakes_who_waits(store: ray.actor.Actor
     early = store.wait_for.remote(2, 60)
     assert get(store.latest.remote(), 60, "version") == NONE
     for version in (0, 1, 2):
-        get(store.publish.remote(version, ray.put(state), digest), 60, "publication")
+        figures = {"loss": float(version)}
+        get(store.publish.remote(version, ray.put(state), digest, figures), 60, "publication")
     woken = get(early, 60, "weights")
-    assert (woken.version, woken.checksum) == (2, digest)
+    assert (woken.version, woken.checksum, woken.figures) == (2, digest, {"loss": 2.0})
     assert np.array_equal(ray.get(woken.state, timeout=60)["w"], state["w"])
     assert get(store.publish.remote(2, state, digest), 60, "publication") == 2
     with pytest.raises(StaleWeightsError, match=r"version 0 .* there are: \[1, 2\]"):

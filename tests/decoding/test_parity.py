@@ -91,7 +91,7 @@ def test_batch_of_many_equals_batch_of_one(size, fused, answer):
 @torch.no_grad()
 @pytest.mark.parametrize("fused", [True, False])
 def test_cached_decoding_equals_uncached(fused):
-    """Every forward of a row is computed anew, without a cache, by Hugging Face's model under an explicit mask."""
+    """Every forward is computed anew, without a cache, by Hugging Face's model under an explicit mask."""
     model, prompts = tiny_model(4, 12.0), tiny_prompts(8)
     policy = block_policy(4, "prefix", fused=fused)
     found = Decoder(model, V, GRID).decode(prompts, [4] * 8, policy, batch_size=8)

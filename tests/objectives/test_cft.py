@@ -24,7 +24,7 @@ PLAIN = CftConfig(
 
 @torch.no_grad()
 def any_order_nll(model, prompt, clean, size):
-    """Mean over every order of revealing a block's maskable tokens of -log p, summed over blocks: by brute force."""
+    """-log p, mean over every order of revealing a block's maskable tokens, summed over blocks."""
     total = 0.0
     for start in range(0, len(clean), size):
         maskable = list(range(start + 1, start + size))
@@ -45,7 +45,7 @@ def any_order_nll(model, prompt, clean, size):
 
 @torch.no_grad()
 def expected_loss(model, prompt, clean, size):
-    """Exact expectation of the loss over k and subsets, each block's masks enumerated with their probability."""
+    """Exact expectation of the loss over k and subsets: each block's masks, with their probability."""
     tensor = torch.tensor([clean])
     total, n = 0.0, size - 1
     for start in range(0, len(clean), size):

@@ -97,7 +97,7 @@ class AnswerConfig:
 @dataclass
 class TokenizerConfig:
     vocabulary: int = 1024
-    """Size of the byte-level BPE vocabulary trained when the model starts from scratch (added tokens come on top)."""
+    """Size of the byte-level BPE trained when the model starts from scratch (added tokens come on top)."""
 
 
 @dataclass
@@ -157,7 +157,7 @@ class TeacherConfig:
     answer_weight: float = 1.0
     """Weight of an answer token in the SFT loss."""
     slip_share: float = 0.2
-    """Share of candidates that training answers show in a random slot: later slots learn to go on from a mistake."""
+    """Share of candidates that answers show in a random slot: the others learn to go on from a mistake."""
 
 
 @dataclass
@@ -184,7 +184,7 @@ class CftConfig:
     in_set: float = 0.2
     """Set term: mass outside the candidates."""
     slip_share: float = 0.2
-    """Share of candidates that training answers show in a random slot: later slots learn to go on from a mistake."""
+    """Share of candidates that answers show in a random slot: the others learn to go on from a mistake."""
     block_curriculum: list[int] = field(default_factory=lambda: [4, 8, 16])
     """Block sizes of the curriculum, in equal parts of the first half; the last one stays."""
     alignment: str = "in_place"
@@ -214,7 +214,7 @@ class OpdConfig:
     temperature: float = 1.0
     """Temperature of the rollouts."""
     compare_off_policy: bool = True
-    """Distil a second student, as many updates, on trajectories that the teacher wrote: a row for comparison."""
+    """Distil a second student, as many updates, on the teacher's own trajectories: a row for comparison."""
 
 
 @dataclass
@@ -260,7 +260,7 @@ class EvaluationConfig:
     bootstrap: int = 2000
     """Bootstrap resamples behind every interval."""
     naive_instances: int = 128
-    """Test instances decoded for the naive conversion, which runs to the length limit on most (at most all)."""
+    """Test instances decoded for the naive conversion, which runs to the length limit on most."""
     speed_instances: int = 24
     """Instances timed at batch 1, AR and block decoding in turns."""
     sweep: list[float] = field(default_factory=lambda: [0.5, 0.7, 0.8, 0.9, 0.95, 0.99])
@@ -282,7 +282,7 @@ class RayConfig:
     use_gpu: bool = False
     """Give every training worker a GPU."""
     timeout_s: float = 120.0
-    """Longest wait for placement, actors and results before an error says what was asked for and what is free."""
+    """Longest wait for placement, actors and results; then an error says what was asked for and is free."""
     max_failures: int = 1
     """Restarts of a failed worker group before the stage fails."""
 
@@ -292,7 +292,7 @@ class RolloutConfig:
     workers: int = 2
     """Actors that decode with the current student; the results do not depend on how many."""
     cpus_per_worker: float = 0.25
-    """Logical CPUs an actor asks for: below one, so that decoding and training, which take turns, share cores."""
+    """Logical CPUs an actor asks for: below one, since decoding and training take turns on the cores."""
     threads_per_worker: int = 1
     """CPU threads of an actor; another number may change the last bits of a log-probability."""
     teacher_workers: int = 1

@@ -140,7 +140,7 @@ class Buckets:
 
 
 def shown_features(levels: np.ndarray) -> np.ndarray:
-    """What a prompt shows of every candidate, as features ``[lists, width, 9]``: the 8 levels and its place."""
+    """What a prompt shows of a candidate, as features ``[lists, width, 9]``: the 8 levels and its place."""
     place = np.broadcast_to(np.arange(levels.shape[1])[None, :, None], (*levels.shape[:-1], 1))
     return np.concatenate([levels, place], axis=-1).astype(np.float32)
 

@@ -55,7 +55,7 @@ class Expert:
         return cls(xgboost.train(parameters, matrix, num_boost_round=config.trees))
 
     def score(self, features: np.ndarray) -> np.ndarray:
-        """Scores ``[lists, width]`` of ``[lists, width, features]``; only their order within a list matters."""
+        """Scores ``[lists, width]`` of ``[lists, width, features]``; their order within a list matters."""
         flat = self.booster.predict(xgboost.DMatrix(features.reshape(-1, features.shape[-1])))
         return flat.reshape(features.shape[:-1]).astype(np.float64)
 

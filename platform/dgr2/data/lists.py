@@ -39,7 +39,7 @@ def training_columns(
 ) -> dict[str, Part]:
     """Cross-fitted lists with traces.
 
-    ``train`` leaves out the lists that rejection sampling gave up: their trace would argue for the wrong item.
+    ``train`` leaves out lists that rejection sampling gave up: their trace would argue for the wrong item.
     ``reward`` holds every list with a known target, those too: a reward needs no trace.
     """
     columns: Columns = {name: [] for name in NAMES}

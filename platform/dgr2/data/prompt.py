@@ -1,6 +1,6 @@
-"""The prompt: history as semantic ids and its reading, candidates with id, category, brand, bucketed evidence.
+"""The prompt: history as semantic ids, its reading, candidates with id, category, brand and evidence.
 
-``<|user|> Rank these candidates {id of older item}… {reading} {<A> id category brand evidence×8}… <|assistant|>``
+``<|user|> Rank these candidates {older item}… {reading} {<A> id category brand evidence×8}… <|assistant|>``
 """
 
 from __future__ import annotations

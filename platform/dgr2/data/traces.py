@@ -1,9 +1,9 @@
 """The ``evidence`` generator: traces and answers written from measured evidence, laid out on the block grid.
 
 A response is the reading of the history (steps 1 and 2; see ``reading``), then for every candidate in
-pre-rank order ``label, strongest evidence, grade`` (step 3), then ``</think>``, which is the last token of the
-last trace block where all K candidates are there. The answer starts on a block boundary: the labels, best
-first, and ``<|end|>`` to the end of the block.
+pre-rank order ``label, strongest evidence, grade`` (step 3), then ``</think>``, which is the last token of
+the last trace block where all K candidates are there. The answer starts on a block boundary: the labels,
+best first, and ``<|end|>`` to the end of the block.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The decoding engine: rows at different blocks and steps share forwards; a finished row frees its slot at once."""
+"""The decoding engine: rows at different blocks and steps share forwards; a finished row frees its slot."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Decoder:
     def _predict(
         self, inference: InferenceModel, hidden: Tensor, clean: list[int], size: int, temperature: float
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Log-probabilities of the anchors ``[n, vocabulary]`` and of the blocks ``[n, size, vocabulary]``."""
+        """Log-probabilities of anchors ``[n, vocabulary]`` and of blocks ``[n, size, vocabulary]``."""
         has_clean = clean[0] > 0
         if has_clean:
             last = torch.tensor(clean) - 1

@@ -101,7 +101,7 @@ def threshold_positions(
 
 
 def restricted(label_logp: np.ndarray, gone: Collection[int]) -> np.ndarray:
-    """Log-probabilities over candidates, those in ``gone`` removed, the rest renormalised: ``[..., candidates]``."""
+    """Log-probabilities ``[..., candidates]``, those in ``gone`` removed, the rest renormalised."""
     left = np.array(label_logp, dtype=np.float64)
     if gone:
         left[..., list(gone)] = -np.inf

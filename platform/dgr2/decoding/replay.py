@@ -1,9 +1,9 @@
-"""Replay of trajectories: the log-probability of every committed token in the state at its step, in one forward.
+"""Replay of trajectories: the log-probability of every committed token at its step, in one forward.
 
-Each row is ``[prompt | clean response | state | state | ...]``: a state is one block as it was before one of its
-steps, and there is one for every step that decided something, so all steps of all blocks are evaluated at once
-and share one clean stream. Anchors are actions of the clean stream. The result is differentiable: it is the
-likelihood that RL optimises, and equals what the decoder recorded.
+Each row is ``[prompt | clean response | state | state | ...]``: a state is one block as it was before one of
+its steps, and there is one for every step that decided something, so all steps of all blocks are evaluated
+at once and share one clean stream. Anchors are actions of the clean stream. The result is differentiable:
+it is the likelihood that RL optimises, and equals what the decoder recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Replay:
         clean: ``[batch, response]`` committed tokens, end tokens where a row's last block goes on.
         steps: ``[batch, response]`` step of each token within its block.
         decided: bool ``[batch, response]``: tokens of the response that the model decided, not a rule.
-        banned: bool ``[batch, response, vocabulary]`` tokens that were impossible for a decision, because of a rule.
+        banned: bool ``[batch, response, vocabulary]`` tokens that a rule made impossible for a decision.
         block_size: Tokens a block.
     """
 
@@ -78,7 +78,7 @@ def replay_logprobs(
     shift: bool = False,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Log-probability of each token in the state of its decision: ``[batch, response]``, 0 where not decided."""
+    """Log-probability of each token in the state of its decision: ``[batch, response]``, else 0."""
     rows, place = pack_decisions(prompts, replay, vocabulary)
     hidden, keep = hidden_states(model, rows), replay.decided
     clean, noisy = rows.clean(hidden), rows.noisy(hidden)

@@ -1,4 +1,4 @@
-"""Decoding parameters that travel in a student's checkpoint folder, beside the weights they were chosen for."""
+"""Decoding parameters that travel in a student's checkpoint folder, beside its weights."""
 
 from __future__ import annotations
 

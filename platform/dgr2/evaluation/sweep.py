@@ -19,7 +19,7 @@ TIMED = 8
 
 
 def threshold_sweep(engine: Engine, held_out: HeldOut, on_done: OnDone | None = None) -> list[dict]:
-    """One point for every tau of ``evaluation.sweep``, in trace and answer alike: native, on the instances given."""
+    """One native point for every tau of ``evaluation.sweep``, in trace and answer alike."""
     config = engine.config
     timed = held_out.take(evenly(len(held_out), TIMED))
     points = []

@@ -100,13 +100,13 @@ def hidden_states(model: Qwen3ForCausalLM, rows: PackedRows) -> Tensor:
 
 
 def log_probabilities(model: Qwen3ForCausalLM, hidden: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """fp32 log-probabilities ``[..., vocabulary]`` of hidden states; the mask and padding ids are impossible."""
+    """fp32 log-probabilities ``[..., vocabulary]`` of hidden states; mask and padding ids are impossible."""
     logits = model.lm_head(hidden).float()
     return torch.log_softmax(suppress(logits, vocabulary), dim=-1)
 
 
 def suppress(logits: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """Logits with the mask and the padding id at minus infinity; spare embedding rows past the vocabulary too."""
+    """Logits with the mask and padding ids and spare embedding rows at minus infinity."""
     blocked = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
     blocked[[vocabulary.mask, vocabulary.pad]] = True
     blocked[vocabulary.size :] = True

@@ -1,4 +1,4 @@
-"""Inference on a static key/value cache: the same mathematics as Hugging Face's Qwen3, without the overhead of its modules.
+"""Inference on a static key/value cache: the mathematics of Hugging Face's Qwen3, without its overhead.
 
 A *slot* is one row of the cache. Keys and values lie at their absolute position, so a noisy block and its
 clean version share places: the clean version, computed when the block is committed, overwrites the draft,

@@ -20,7 +20,10 @@ from dgr2.models.grid import BlockGrid
 
 @lru_cache(maxsize=32)
 def packed_mask(prompt: int, response: int, copies: int, block_size: int) -> Tensor:
-    """Who sees whom, before padding: bool ``[length, length]`` (query, key), length = prompt + (1 + copies) * response."""
+    """Who sees whom, before padding: bool ``[length, length]`` (query, key).
+
+    The length is prompt + (1 + copies) * response.
+    """
     columns = torch.arange(prompt + (1 + copies) * response)
     in_response = columns - prompt
     segment = torch.where(
@@ -60,7 +63,7 @@ class PackedRows:
     response_valid: Tensor
 
     def clean(self, hidden: Tensor) -> Tensor:
-        """Hidden states that predict each clean response token (its left neighbour's): ``[batch, response, ...]``."""
+        """Hidden states ``[batch, response, ...]`` that predict each clean token: its left neighbour's."""
         return hidden[:, self.prompt - 1 : self.prompt - 1 + self.response]
 
     def noisy(self, hidden: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Layer:
 
 
 class Transformer:
-    """A view of a Hugging Face model's weights; gradients flow to them unless it is built under ``no_grad``."""
+    """A view of a Hugging Face model's weights; gradients reach them unless built under ``no_grad``."""
 
     def __init__(self, model: Qwen3ForCausalLM) -> None:
         config, base = model.config, model.model

@@ -35,6 +35,6 @@ def token_losses(
     keep: Tensor,
     vocabulary: Vocabulary,
 ) -> Tensor:
-    """Cross-entropies of the clean tokens in ``keep``: ``[kept]``, in row-major order. The head runs on these rows only."""
+    """Cross-entropies ``[kept]`` of the clean tokens in ``keep``, row-major; the head runs on these only."""
     logp = log_probabilities(model, rows.clean(hidden)[keep], vocabulary)
     return -logp.gather(-1, clean[keep][:, None])[:, 0]

@@ -97,7 +97,7 @@ def draw_noise(
 def _subset(
     maskable: np.ndarray, k: np.ndarray, n: np.ndarray, bias: float, random: np.random.Generator
 ) -> np.ndarray:
-    """A subset of k maskable positions of each block: uniform, or by Gumbel top-k with later ones favoured."""
+    """A subset of k maskable positions a block: uniform, or by Gumbel top-k with later ones favoured."""
     keys = random.random(maskable.shape)
     if bias:
         gumbel = -np.log(-np.log(keys.clip(1e-12, 1 - 1e-12)))
@@ -149,8 +149,8 @@ def set_terms(
 ) -> Tensor:
     """Set terms on masked answer slots, so that permutations come from the model (a scalar sum over slots).
 
-    Exclusivity ``-log(1 - mass on identifiers already placed)``; at most one ``sum_v relu(mass_v - 1)^2`` over
-    the masked slots of a block; in-set ``-log(mass on the candidates)``.
+    Exclusivity ``-log(1 - mass on identifiers already placed)``; at most one ``sum_v relu(mass_v - 1)^2``
+    over the masked slots of a block; in-set ``-log(mass on the candidates)``.
 
     Args:
         shown: ``[batch, response]`` the responses before masking.

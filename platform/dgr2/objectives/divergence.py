@@ -29,7 +29,7 @@ def student_events(logp: Tensor, ids: Tensor) -> Tensor:
 
 
 def teacher_events(top: Tensor, tail: Tensor) -> Tensor:
-    """The teacher's log-probabilities in the same form: ``[n, k + 1]`` from ``top [n, k]`` and ``tail [n]``."""
+    """The teacher's log-probabilities in the same form, ``[n, k + 1]``, from ``top`` and ``tail``."""
     return torch.cat([top, tail[:, None]], dim=-1).clamp_min(FLOOR)
 
 

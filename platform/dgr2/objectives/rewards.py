@@ -52,15 +52,17 @@ def reward(name: str) -> Callable[[Reward], Reward]:
 
 @reward("rank")
 def rank_gain(outcome: Outcome) -> float:
-    """(rank before - rank after) / K (GR2, arXiv 2602.07774); an invalid answer gains nothing and may lose."""
+    """(rank before - rank after) / K (GR2, arXiv 2602.07774); an invalid answer gains nothing, may lose."""
     gain = (outcome.before - outcome.after) / len(outcome.ranking)
     return gain if outcome.valid else min(gain, 0.0)
 
 
 @reward("format")
 def conditional_format(outcome: Outcome) -> float:
-    """1 for a valid answer that lifts the target or keeps it first: copying the input order earns nothing else
-    (conditional reward, GR2 technical report, arXiv 2606.31984)."""
+    """1 for a valid answer that lifts the target or keeps it first.
+
+    Copying the input order earns nothing else (conditional reward, arXiv 2606.31984).
+    """
     return float(outcome.valid and (outcome.after < outcome.before or outcome.after == 1))
 
 

@@ -33,7 +33,7 @@ def policy_loss(
         decided: bool ``[batch, response]``.
 
     Returns:
-        The loss sum and sums for the log: ``ratio``, ``clipped`` and ``kl`` (k3 estimate, not back-propagated).
+        The loss sum and sums for the log: ``ratio``, ``clipped`` and ``kl`` (k3, not back-propagated).
     """
     difference = new - old
     ratio = difference.exp()

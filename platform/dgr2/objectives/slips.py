@@ -2,9 +2,9 @@
 
 A reference answer shows only states without a mistake. After its first mistake a decoder is in states that
 training never showed, and the order that it has learnt makes it repeat a candidate which should have stood
-elsewhere. So a share of the candidates is shown in a slot drawn at random, and the target of a slot is the best
-candidate that is left. This is imitation learning with noise on the expert's actions (DART, arXiv 1703.09327),
-the expert being selection sort over the reference order.
+elsewhere. So a share of the candidates is shown in a slot drawn at random, and the target of a slot is the
+best candidate that is left. This is imitation learning with noise on the expert's actions (DART,
+arXiv 1703.09327), the expert being selection sort over the reference order.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Slips:
         return placed
 
 
-def draw_slips(starts: Tensor, counts: Tensor, width: int, share: float, random: np.random.Generator) -> Slips:
+def draw_slips(
+    starts: Tensor, counts: Tensor, width: int, share: float, random: np.random.Generator
+) -> Slips:
     """Move a share of the candidates to a slot drawn at random; the others keep their order.
 
     Args:

@@ -1,4 +1,4 @@
-"""The optimisation loop: pure PyTorch, resumable to the bit, indifferent to how a step is split over workers."""
+"""The optimisation loop: pure PyTorch, resumable to the bit, the same however workers split a step."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def fit(
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Sum gradients over workers in one flat message; losses are divided by the global denominator already."""
+    """Sum gradients over workers in one flat message; losses are globally normalised already."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     flat = torch.cat(
         [(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in parameters]

@@ -76,7 +76,7 @@ def online_worker(job: dict[str, Any]) -> None:
 
     Args:
         job: ``kind`` (``opd`` or ``rl``), ``config``, ``tokenizer``, ``init``, ``threads``, ``queues`` (one a
-            rank), ``store`` (weight store), ``board`` (progress actor).
+            rank) and ``store`` (weight store).
     """
     keep_freed_memory()
     torch.set_num_threads(int(job["threads"]))
@@ -95,24 +95,23 @@ def online_worker(job: dict[str, Any]) -> None:
         model.tie_weights()
         optimizer.load_state_dict(resumed["optimizer"])
 
-    def publish(version: int) -> None:
+    def publish(version: int, figures: Sums) -> None:
         if rank == 0:
             state = export_weights(model)
-            ray.get(job["store"].publish.remote(version, ray.put(state), checksum(state)), timeout=timeout)
+            published = job["store"].publish.remote(version, ray.put(state), checksum(state), figures)
+            ray.get(published, timeout=timeout)
 
     learner = Learner(job["kind"], model, optimizer, vocabulary, config, rank, world)
-    publish(start)
+    publish(start, {})
     for step in range(start, optim.steps):
         batch: OnlineBatch = ray.get(job["queues"][rank].get.remote(timeout), timeout=2 * timeout)
         if batch.version != step:
             raise StaleWeightsError(f"batch of weight version {batch.version} arrived at step {step}")
         figures = learner.update(batch, step)
         done = step + 1
-        if rank == 0:
-            job["board"].post.remote(job["kind"], done, figures)
         if done % optim.checkpoint_every == 0 or done == optim.steps:
             report(model, optimizer, 0, done, figures, rank, done == optim.steps, tokenizer)
-        publish(done)
+        publish(done, figures)
 
 
 class Learner:
@@ -164,9 +163,7 @@ class Learner:
             for row, t in enumerate(micro.trajectories):
                 old[row, : len(t.tokens)] = torch.tensor(t.logprobs)
             temperature = self.config.rl.temperature
-            new = replay_logprobs(
-                self.model, micro.prompts, replay, self.vocabulary, self.shift, temperature
-            )
+            new = replay_logprobs(self.model, micro.prompts, replay, self.vocabulary, self.shift, temperature)
             return policy_loss(new, old, torch.tensor(micro.advantages), replay.decided, self.config.rl)
         random = stream(self.config.seed, STREAMS["opd"], step, index)
         states = draw_states(replay, self.config.opd.copies, random)
@@ -174,8 +171,8 @@ class Learner:
         rows = pack_states(micro.prompts, replay, states, self.vocabulary)
         hidden = hidden_states(self.model, rows)
         loss, figures = opd_loss(
-            self.model, hidden, rows, micro.trajectories, replay, scores, states, self.vocabulary, self.config.opd,
-            self.shift,
+            self.model, hidden, rows, micro.trajectories, replay, scores, states, self.vocabulary,
+            self.config.opd, self.shift,
         )  # fmt: skip
         if self.config.opd.set_weight:
             sets = self._set_terms(micro, hidden, rows, replay, states)

@@ -20,8 +20,9 @@ API_SERVER = "RAY_API_SERVER_ADDRESS"
 
 @contextmanager
 def ray_session(config: RayConfig, dashboard: bool = False) -> Iterator[None]:
-    """Use the cluster of ``config.address`` or of Ray's own ``RAY_ADDRESS`` (set inside a Ray job), or a local
-    one that ends with the block.
+    """Use the cluster of ``config.address`` or of Ray's own ``RAY_ADDRESS`` (set inside a Ray job).
+
+    Without either, start a local one that ends with the block.
 
     A session that is up already is used and left up.
 
@@ -86,5 +87,5 @@ def require_capacity(config: RayConfig, cpus: float, gpus: float = 0.0, what: st
     if cpus > total.get("CPU", 0) or gpus > total.get("GPU", 0):
         raise CapacityError(
             f"{what} asks for {cpus:g} CPUs and {gpus:g} GPUs; the cluster has {total.get('CPU', 0):g} and "
-            f"{total.get('GPU', 0):g}: lower ray.num_workers or ray.threads_per_worker, or join a larger cluster"
+            f"{total.get('GPU', 0):g}: lower ray.num_workers or ray.threads_per_worker, or join a larger one"
         )

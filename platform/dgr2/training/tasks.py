@@ -1,4 +1,4 @@
-"""What a training phase optimises: a task turns example indices into a loss sum and its global denominator."""
+"""What a training phase optimises: a task turns examples into a loss sum and its global denominator."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Sft(_Lists):
 
 
 class Cft(_Lists):
-    """Conversion fine-tuning: AR term on the clean stream, diffusion term and set terms on two noisy copies."""
+    """Conversion fine-tuning: AR term on the clean stream, diffusion and set terms on two noisy copies."""
 
     def denominator(self, indices: Sequence[int]) -> float:
         return float(sum(len(self.responses[i]) for i in indices))

@@ -100,7 +100,10 @@ def report(
     final: bool,
     tokenizer: Any,
 ) -> None:
-    """Report a resumable checkpoint (every rank calls this: it is a barrier); the last one holds the model for use."""
+    """Report a resumable checkpoint; the last one holds the model for use.
+
+    Every rank calls this: it is a barrier.
+    """
     if rank != 0:
         ray.train.report(figures)
         return

@@ -1,8 +1,8 @@
 """Frees what stopped trials leave behind: placement groups of Ray Train whose trial is over.
 
-Ray Train has a cleaner of its own, an actor beside each run; a trial that is stopped at the wrong moment takes
-it along, and the next trial would wait for ever. Ray does not say which trial a group belongs to, so a group
-is put down to the trials that were live when it was first seen, and removed when all of them are over.
+Ray Train has a cleaner of its own, an actor beside each run; a trial that is stopped at the wrong moment
+takes it along, and the next trial would wait for ever. Ray does not say which trial a group belongs to, so a
+group is put down to the trials that were live when it was first seen, and removed when they are all over.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Reaper:
                 remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group)))
 
     def _groups(self) -> set[str]:
-        """This job's placement groups without Tune's own, which hold a driver; none when Ray does not answer."""
+        """This job's placement groups without Tune's own; none when Ray does not answer."""
         try:
             states = list_placement_groups(
                 filters=[("creator_job_id", "=", self._job)],
