@@ -7,7 +7,7 @@ import torch
 from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts, tiny_responses
 
 from dgr2.models.backbone import hidden_states
-from dgr2.models.packed import pack, packed_mask, pad_responses
+from dgr2.models.packed import pack, pack_blocks, packed_mask, pad_responses
 
 B = GRID.block_size
 
@@ -85,3 +85,26 @@ def test_mask_by_hand():
     """
     rows = [[c == "1" for c in line if c != " "] for line in expected.strip().splitlines()]
     assert packed_mask(1, 4, 1, 2).tolist() == rows
+
+
+@torch.no_grad()
+def test_single_blocks_equal_the_blocks_of_a_whole_copy():
+    """Rows with different blocks, of different number: each state is what it is within a noisy copy."""
+    model, prompts, responses = tiny_model(scale=8.0), tiny_prompts(3), tiny_responses(3)
+    clean, _ = pad_responses(responses, VOCABULARY.pad, B)
+    noisy = clean.clone()
+    noisy[:, 1::2] = VOCABULARY.mask
+    whole = pack(prompts, clean, torch.ones_like(clean, dtype=torch.bool), [noisy], VOCABULARY.pad, B)
+    expected = whole.copy(hidden_states(model, whole), 0).view(3, 3, B, -1)
+    blocks = torch.tensor([[2, 0, -1], [1, 1, 2], [0, -1, -1]])
+    states = noisy.view(3, 3, B)[torch.arange(3)[:, None], blocks.clamp_min(0)]
+    rows = pack_blocks(prompts, clean, blocks, states, VOCABULARY.pad)
+    hidden = hidden_states(model, rows)
+    found = rows.noisy(hidden).view(3, 3, B, -1)
+    for row in range(3):
+        for state, block in enumerate(blocks[row].tolist()):
+            if block >= 0:
+                torch.testing.assert_close(found[row, state], expected[row, block], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        rows.clean(hidden), whole.clean(hidden_states(model, whole)), rtol=1e-4, atol=1e-5
+    )
