@@ -95,9 +95,9 @@ def test_single_blocks_equal_the_blocks_of_a_whole_copy():
     noisy = clean.clone()
     noisy[:, 1::2] = VOCABULARY.mask
     whole = pack(prompts, clean, torch.ones_like(clean, dtype=torch.bool), [noisy], VOCABULARY.pad, B)
-    expected = whole.copy(hidden_states(model, whole), 0).view(3, 3, B, -1)
+    expected = whole.copy(hidden_states(model, whole), 0).view(3, 4, B, -1)
     blocks = torch.tensor([[2, 0, -1], [1, 1, 2], [0, -1, -1]])
-    states = noisy.view(3, 3, B)[torch.arange(3)[:, None], blocks.clamp_min(0)]
+    states = noisy.view(3, 4, B)[torch.arange(3)[:, None], blocks.clamp_min(0)]
     rows = pack_blocks(prompts, clean, blocks, states, VOCABULARY.pad)
     hidden = hidden_states(model, rows)
     found = rows.noisy(hidden).view(3, 3, B, -1)
