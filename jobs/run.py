@@ -48,6 +48,7 @@ class Stage:
             left out, since that stage's fingerprint is part of this one's.
         function: does the work and returns figures that JSON can hold.
         uses: stages whose outcome it reads when they have finished.
+        loop: an online loop, run by its own command; a whole run leaves it out.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Stage:
     sections: tuple[str, ...]
     function: Callable[[StageContext], dict[str, Any]]
     uses: tuple[str, ...] = ()
+    loop: bool = False
 
     def owns(self, key: str) -> bool:
         """Whether a dotted key lies in the sections of this stage."""
@@ -75,9 +77,9 @@ STAGES = [
     Stage("prepare", (), ("seed", *PREPARE, "model.init"), _job("prepare")),
     Stage("teacher", ("prepare",), ("model", "teacher"), _job("teacher")),
     Stage("cft", ("teacher",), ("cft",), _job("cft")),
-    Stage("opd_off_policy", ("cft",), ("opd", "decode"), _job("opd", "opd_off_policy")),
-    Stage("opd", ("cft",), ("opd", "decode"), _job("opd")),
-    Stage("rl", ("opd",), ("rl", "decode"), _job("rl")),
+    Stage("opd_off_policy", ("cft",), ("opd", "decode"), _job("opd", "opd_off_policy"), loop=True),
+    Stage("opd", ("cft",), ("opd", "decode"), _job("opd"), loop=True),
+    Stage("rl", ("opd",), ("rl", "decode"), _job("rl"), loop=True),
     Stage(
         "evaluate",
         ("prepare",),
@@ -91,9 +93,14 @@ INPUTS = ("data.path", "model.init")
 
 
 def run_pipeline(run: RunFolder, cfg: Config, console: Console, until: str | None = None) -> None:
-    """Run every stage whose fingerprint is not that of its last finish, up to and including ``until``."""
+    """Run every stage whose fingerprint is not that of its last finish, up to and including ``until``.
+
+    The online loops are left out: they have commands of their own.
+    """
     inputs = input_digests(cfg)
     for stage in STAGES:
+        if stage.loop:
+            continue
         _run(run, cfg, stage, inputs, console)
         if stage.name == until:
             return

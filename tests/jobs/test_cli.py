@@ -22,8 +22,8 @@ from dgr2.storage import RunFolder, write_json
 Command = Callable[..., Result]
 
 
-WHOLE = [s.name for s in STAGES]
-LATER = WHOLE[WHOLE.index("cft") + 1 :]
+WHOLE = [s.name for s in STAGES if not s.loop]
+LOOPS = [s.name for s in STAGES if s.loop]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_version_and_configuration(tmp_path: Path) -> None:
 def test_demo_runs_all_stages_once(calls: list[str], tmp_path: Path) -> None:
     first = dgr2("demo", "seed=3")
     assert first.exit_code == 0, first.output
-    assert calls == WHOLE == ["prepare", "teacher", "cft", "opd_off_policy", "opd", "rl", "evaluate"]
+    assert calls == WHOLE == ["prepare", "teacher", "cft", "evaluate"]
     assert "the report" in first.stdout
     folder = RunFolder.open(tmp_path / "runs" / "demo-seed3")
     assert folder.finished() == sorted(WHOLE)
@@ -110,6 +110,9 @@ def test_another_configuration_writes_nothing(calls: list[str], tmp_path: Path) 
 
 def test_a_stage_takes_its_own_and_later_keys(calls: list[str], tmp_path: Path) -> None:
     dgr2("demo", "--run", "here")
+    for stage in LOOPS:
+        assert dgr2(stage, "--run", "here").exit_code == 0
+    assert calls == [*WHOLE, *LOOPS]
     calls.clear()
     assert dgr2("cft", "--run", "here", "cft.alpha=2", "decode.threshold=0.8").exit_code == 0
     assert calls == ["cft"]
@@ -121,14 +124,23 @@ def test_a_stage_takes_its_own_and_later_keys(calls: list[str], tmp_path: Path) 
     refused(dgr2("evaluate", "--run", "here", "model.init=x"), "'model.init'")
     refused(dgr2("evaluate", "--run", "here", "cft.alpha=3"), "'cft.alpha'", "dgr2 cft --run")
     refused(dgr2("teacher", "--run", "here", "seed=1"), "'seed'", "dgr2 prepare --run")
+    refused(dgr2("evaluate", "--run", "here"), "out of date: dgr2 opd --run")
+    refused(dgr2("evaluate", "--run", "here", "decode.threshold=0.7"), "dgr2 opd_off_policy --run")
     assert snapshot(tmp_path) == before and calls == ["cft"]
 
-    refused(dgr2("evaluate", "--run", "here"), "out of date: dgr2 opd_off_policy --run here")
-    refused(dgr2("evaluate", "--run", "here", "decode.threshold=0.7"), "dgr2 opd_off_policy --run here")
-    for stage in LATER:
+    for stage in LOOPS:
         assert dgr2(stage, "--run", "here").exit_code == 0
     assert dgr2("evaluate", "--run", "here").exit_code == 0
-    assert calls == ["cft", *LATER]
+    assert dgr2("evaluate", "--run", "here").exit_code == 0
+    assert calls == ["cft", *LOOPS, "evaluate"]
+
+
+def test_decoding_is_evaluation_s_own_until_a_loop_trained_with_it(calls: list[str], tmp_path: Path) -> None:
+    dgr2("demo", "--run", "here")
+    assert dgr2("evaluate", "--run", "here", "decode.threshold=0.7").exit_code == 0
+    assert calls == [*WHOLE, "evaluate"]
+    assert dgr2("opd", "--run", "here").exit_code == 0
+    refused(dgr2("evaluate", "--run", "here", "decode.threshold=0.8"), "'decode.threshold'", "dgr2 opd --run")
 
 
 def test_stages_one_by_one_and_what_they_need(calls: list[str], tmp_path: Path) -> None:

@@ -108,6 +108,40 @@ def test_gradient_does_not_depend_on_how_a_step_is_split(kind, data, config):
     assert one.abs().sum() > 0
 
 
+def train_as_rank(rank: int, world: int, folder, data, config) -> None:
+    """Two steps as one of ``world`` workers; rank 0 leaves its weights and what it logged in ``folder``."""
+    torch.set_num_threads(1)
+    if world > 1:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world
+        )
+    optim, logged = replace(OPTIM, steps=2), []
+    model = tiny_model(34)
+    phase = Phase("cft", make_task("cft", data, config), optim, 1)
+    fit(
+        model,
+        phase,
+        make_optimizer(model, optim),
+        0,
+        0,
+        lambda _, figures: logged.append(figures),
+        rank,
+        world,
+    )
+    if rank == 0:
+        torch.save({"weights": model.state_dict(), "logged": logged}, folder / f"{world}.pt")
+
+
+def test_two_workers_train_and_log_what_one_does(data, config, tmp_path):
+    train_as_rank(0, 1, tmp_path, data, config)
+    torch.multiprocessing.spawn(train_as_rank, (2, tmp_path, data, config), nprocs=2)
+    one, two = (torch.load(tmp_path / f"{world}.pt", weights_only=True) for world in (1, 2))
+    for name, value in one["weights"].items():
+        torch.testing.assert_close(two["weights"][name], value, rtol=1e-4, atol=1e-5)
+    for alone, together in zip(one["logged"], two["logged"], strict=True):
+        assert together == pytest.approx(alone, rel=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["midtrain", "sft", "cft"])
 def test_loss_falls(kind, data, config):
     optim = replace(OPTIM, steps=40)

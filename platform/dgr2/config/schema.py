@@ -211,8 +211,8 @@ class OpdConfig:
     """Remove identifiers already placed, left or visible right, from the teacher in answer slots."""
     set_weight: float = 1.0
     """Weight of CFT's set terms at the visited states."""
-    temperature: float = 1.0
-    """Temperature of the rollouts."""
+    temperature: float = 0.0
+    """Temperature of the rollouts; 0 is greedy, as deployed."""
     compare_off_policy: bool = True
     """Distil a second student, as many updates, on the teacher's own trajectories: a row for comparison."""
 

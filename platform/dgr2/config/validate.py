@@ -45,7 +45,6 @@ RANGES = {
     "teacher.answer_weight": (0.0, 1e6),
     "rl.reward_weights": (-1e6, 1e6),
     "rl.temperature": (0.0, 1e6),
-    "opd.temperature": (0.0, 1e6),
     "opd.beta": (0.0, 1.0),
     "ray.timeout_s": (0.0, 1e6),
     "serve.timeout_s": (0.0, 1e6),

@@ -99,6 +99,7 @@ def fit(
                 sums[name] = sums.get(name, 0.0) + value / denominator
         if world > 1:
             sum_gradients(model)
+            sums = sum_figures(sums)
         norm = nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(optim, step)
@@ -118,3 +119,14 @@ def sum_gradients(model: nn.Module) -> None:
     for p in parameters:
         p.grad = flat[offset : offset + p.numel()].view_as(p).clone()
         offset += p.numel()
+
+
+def sum_figures(figures: Sums) -> Sums:
+    """Figures summed over workers; one that had no micro-batch brings none."""
+    of_ranks: list[Sums] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(of_ranks, figures)
+    total: Sums = {}
+    for own in of_ranks:
+        for name, value in own.items():
+            total[name] = total.get(name, 0.0) + value
+    return total

@@ -30,7 +30,7 @@ from dgr2.objectives.cft import Noise, set_terms
 from dgr2.objectives.opd import TeacherScores, draw_states, opd_loss, pack_states
 from dgr2.objectives.rl import policy_loss
 from dgr2.rollout.weights import checksum, export_weights
-from dgr2.training.loop import learning_rate, make_optimizer, stream, sum_gradients
+from dgr2.training.loop import learning_rate, make_optimizer, stream, sum_figures, sum_gradients
 from dgr2.training.memory import keep_freed_memory
 from dgr2.training.tasks import Sums
 from dgr2.training.worker import read_checkpoint, report
@@ -147,7 +147,7 @@ class Learner:
                     figures[name] = figures.get(name, 0.0) + value / batch.tokens
             if self.world > 1:
                 sum_gradients(self.model)
-                figures = _sum_figures(figures)
+                figures = sum_figures(figures)
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), optim.clip)
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate(optim, step)
@@ -193,17 +193,6 @@ class Learner:
             self.model, hidden, rows, replay.clean, Noise(states, states.float()), opened, counts,
             replay.block_size, self.config.cft, self.vocabulary, self.shift,
         ) / len(states)  # fmt: skip
-
-
-def _sum_figures(figures: Sums) -> Sums:
-    """Figures summed over ranks; one that had no micro-batch brings none."""
-    of_ranks: list[Sums] = [{} for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather_object(of_ranks, figures)
-    total: Sums = {}
-    for own in of_ranks:
-        for name, value in own.items():
-            total[name] = total.get(name, 0.0) + value
-    return total
 
 
 def micro_batches(
