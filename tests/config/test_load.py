@@ -197,7 +197,8 @@ def changed(draw: st.DrawFn) -> dict[str, Any]:
     for key in draw(st.lists(st.sampled_from(KEYS), max_size=5, unique=True)):
         kind = lookup(key)
         listed = kind not in values
-        value = draw(st.lists(values[type(DEFAULTS[key][0])], max_size=3) if listed else values[kind])
+        of_items = st.lists(values[type((DEFAULTS[key] or [""])[0])], max_size=3) if listed else None
+        value = draw(of_items or values[kind])
         at = tree
         *parents, leaf = key.split(".")
         for part in parents:

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from ranks import OPTIM, make_task, train_as_rank
 from ray.train import Checkpoint
 from tiny import VOCABULARY, tiny_model, tiny_prompts, tiny_responses
 
 from dgr2.config.schema import Config, GridConfig, OptimConfig
 from dgr2.training.loop import Phase, fit, learning_rate, make_optimizer, step_indices
-from dgr2.training.tasks import Cft, Midtraining, Sft
+from dgr2.training.tasks import Cft, Sft
 from dgr2.training.worker import read_checkpoint, write_checkpoint
-
-OPTIM = OptimConfig(steps=6, batch_size=6, micro_batch_size=6, learning_rate=3e-3, checkpoint_every=2)
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +39,6 @@ def data(tmp_path_factory):
         str(folder / "midtrain")
     )
     return folder
-
-
-def make_task(kind, data, config):
-    return (
-        Midtraining(data, VOCABULARY)
-        if kind == "midtrain"
-        else {"sft": Sft, "cft": Cft}[kind](data, VOCABULARY, config)
-    )
 
 
 def same(a, b):
@@ -106,30 +97,6 @@ def test_gradient_does_not_depend_on_how_a_step_is_split(kind, data, config):
     for parts in ([(0, 3), (3, 6)], [(i, i + 1) for i in range(6)], [(0, 5), (5, 6)]):
         torch.testing.assert_close(gradient(parts), one, rtol=1e-4, atol=1e-6)
     assert one.abs().sum() > 0
-
-
-def train_as_rank(rank: int, world: int, folder, data, config) -> None:
-    """Two steps as one of ``world`` workers; rank 0 leaves its weights and what it logged in ``folder``."""
-    torch.set_num_threads(1)
-    if world > 1:
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world
-        )
-    optim, logged = replace(OPTIM, steps=2), []
-    model = tiny_model(34)
-    phase = Phase("cft", make_task("cft", data, config), optim, 1)
-    fit(
-        model,
-        phase,
-        make_optimizer(model, optim),
-        0,
-        0,
-        lambda _, figures: logged.append(figures),
-        rank,
-        world,
-    )
-    if rank == 0:
-        torch.save({"weights": model.state_dict(), "logged": logged}, folder / f"{world}.pt")
 
 
 def test_two_workers_train_and_log_what_one_does(data, config, tmp_path):
