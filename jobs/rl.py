@@ -90,6 +90,11 @@ def rl(context: StageContext) -> dict[str, float]:
 
 
 def outcome(trajectory: Trajectory, target: int, vocabulary: Vocabulary) -> Outcome:
-    """A trajectory as the rewards see it."""
+    """A trajectory as the rewards see it.
+
+    Where the policy opened the answer, the ranking counts, but the format does not hold: else nothing would
+    keep the student from leaving its trace open.
+    """
     answer = parse_answer(trajectory.tokens, vocabulary, trajectory.candidates, trajectory.answer_start)
-    return Outcome(answer.ranking, answer.valid, target)
+    closed = vocabulary.think_end in trajectory.tokens
+    return Outcome(answer.ranking, answer.valid and closed, target)

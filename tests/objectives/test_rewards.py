@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tiny import VOCABULARY
 
+from dgr2.decoding.trajectory import Trajectory
 from dgr2.errors import ConfigError
+from dgr2.jobs.rl import outcome
 from dgr2.objectives.rewards import Outcome, reward, total_reward
 
 CASES = [
@@ -37,3 +40,14 @@ def test_unknown_and_repeated_names_are_refused():
         total_reward(Outcome((0, 1), True, 0), {"ranks": 1.0})
     with pytest.raises(ConfigError, match="two rewards"):
         reward("rank")(lambda outcome: 0.0)
+
+
+def test_an_answer_that_only_the_policy_opened_ranks_but_breaks_the_format():
+    """Trace of one block of four, then B A and the end; with and without the end of the trace."""
+    answer = [6, 5, VOCABULARY.eos]
+    closed, left_open = (
+        Trajectory(tokens=[11, 12, last, VOCABULARY.fill, *answer], answer_start=4, candidates=2)
+        for last in (VOCABULARY.think_end, 13)
+    )
+    assert outcome(closed, 1, VOCABULARY) == Outcome((1, 0), True, 1)
+    assert outcome(left_open, 1, VOCABULARY) == Outcome((1, 0), False, 1)
