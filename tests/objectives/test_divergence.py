@@ -46,6 +46,16 @@ def test_equals_the_exact_divergence_where_k_covers_the_vocabulary(kind):
     )
 
 
+def test_a_colder_teacher_is_the_tempered_distribution():
+    teacher, _ = distributions(2)
+    ids, top, tail = top_k(teacher, 12)
+    found = teacher_events(top, tail, 0.5)[:, :-1]
+    torch.testing.assert_close(found, (teacher / 0.5).log_softmax(-1).gather(-1, ids), rtol=1e-6, atol=1e-8)
+    partial = teacher_events(*top_k(teacher, 4)[1:], 0.5)
+    torch.testing.assert_close(partial.exp().sum(-1), torch.ones(6, dtype=torch.float64))
+    assert (partial[:, 0] > top[:, 0]).all()  # surer of the best token
+
+
 @pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl", "jsd"])
 def test_top_k_is_the_exact_divergence_of_the_partition(kind):
     """k tokens and one event for the rest, summed by hand; gradients by the same route."""

@@ -201,6 +201,8 @@ class OpdConfig:
     """``forward_kl``, ``reverse_kl`` or ``jsd`` between teacher and student."""
     beta: float = 0.5
     """Weight of the teacher in the mixture of ``jsd``."""
+    teacher_temperature: float = 1.0
+    """Temperature of the teacher's distribution; below one the student learns to be surer, and commits more."""
     top_k: int = 32
     """Teacher log-probabilities kept a token; the rest is one tail event."""
     copies: int = 2

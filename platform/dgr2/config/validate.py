@@ -46,6 +46,7 @@ RANGES = {
     "rl.reward_weights": (-1e6, 1e6),
     "rl.temperature": (0.0, 1e6),
     "opd.beta": (0.0, 1.0),
+    "opd.teacher_temperature": (0.0, 1e6),
     "ray.timeout_s": (0.0, 1e6),
     "serve.timeout_s": (0.0, 1e6),
     "rollout.timeout_s": (0.0, 1e6),

@@ -28,9 +28,16 @@ def student_events(logp: Tensor, ids: Tensor) -> Tensor:
     return torch.cat([logp.gather(-1, ids), tail], dim=-1).clamp_min(FLOOR)
 
 
-def teacher_events(top: Tensor, tail: Tensor) -> Tensor:
-    """The teacher's log-probabilities in the same form, ``[n, k + 1]``, from ``top`` and ``tail``."""
-    return torch.cat([top, tail[:, None]], dim=-1).clamp_min(FLOOR)
+def teacher_events(top: Tensor, tail: Tensor, temperature: float = 1.0) -> Tensor:
+    """The teacher's log-probabilities in the same form, ``[n, k + 1]``, from ``top`` and ``tail``.
+
+    Args:
+        temperature: Below one the events are sharpened, the tail as one of them.
+    """
+    events = torch.cat([top, tail[:, None]], dim=-1)
+    if temperature != 1.0:
+        events = torch.log_softmax(events / temperature, dim=-1)
+    return events.clamp_min(FLOOR)
 
 
 def divergence(teacher: Tensor, student: Tensor, kind: str, beta: float = 0.5) -> Tensor:

@@ -167,4 +167,5 @@ def _term(
         banned = placed_identifiers(replay, trajectories, visible, vocabulary)
         top, tail = remove_tokens(ids, top, tail, banned[keep])
     student = student_events(log_probabilities(model, source[keep], vocabulary), ids)
-    return divergence(teacher_events(top, tail), student, config.divergence, config.beta).sum()
+    teacher = teacher_events(top, tail, config.teacher_temperature)
+    return divergence(teacher, student, config.divergence, config.beta).sum()
