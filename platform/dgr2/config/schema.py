@@ -202,7 +202,7 @@ class OpdConfig:
     beta: float = 0.5
     """Weight of the teacher in the mixture of ``jsd``."""
     teacher_temperature: float = 1.0
-    """Temperature of the teacher's distribution; below one the student learns to be surer, and commits more."""
+    """Temperature of the teacher's distribution; below one the student learns to be surer."""
     top_k: int = 32
     """Teacher log-probabilities kept a token; the rest is one tail event."""
     copies: int = 2
