@@ -20,7 +20,7 @@ from dgr2.decoding.policy import DecodePolicy
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.errors import DataError
 from dgr2.models.backbone import hidden_states, suppress
-from dgr2.models.packed import PackedRows, pack_blocks
+from dgr2.models.packed import PackedRows, block_positions, pack_blocks
 
 NEVER = torch.iinfo(torch.long).max
 """Step of a position where nothing was committed."""
@@ -116,9 +116,9 @@ def pack_decisions(
             first = block * size
             here = replay.steps[row, first : first + size] == step
             place[row, first : first + size][here] = state * size + torch.arange(size)[here]
-    block_of = (blocks.clamp_min(0)[..., None] * size + torch.arange(size)).flatten(1)
-    shown = replay.clean.gather(1, block_of).view(batch, count, size)
-    hidden = replay.steps.gather(1, block_of).view(batch, count, size) >= steps[..., None]
+    positions = block_positions(blocks, size)
+    shown = replay.clean.gather(1, positions).view(batch, count, size)
+    hidden = replay.steps.gather(1, positions).view(batch, count, size) >= steps[..., None]
     states = shown.masked_fill(hidden, vocabulary.mask)
     return pack_blocks(prompts, replay.clean, blocks, states, vocabulary.pad), place
 

@@ -119,6 +119,11 @@ def pack(
     return PackedRows(ids, positions, mask, width, response, len(noisy), valid)
 
 
+def block_positions(blocks: Tensor, size: int) -> Tensor:
+    """Response positions of blocks ``[batch, states]``: ``[batch, states * size]``; -1 counts as block 0."""
+    return (blocks.clamp_min(0)[..., None] * size + torch.arange(size)).flatten(1)
+
+
 def pack_blocks(
     prompts: Sequence[Sequence[int]], clean: Tensor, blocks: Tensor, states: Tensor, pad: int
 ) -> PackedRows:
@@ -134,7 +139,7 @@ def pack_blocks(
     (batch, response), (_, count, size) = clean.shape, states.shape
     prompt = _Prompts.of(prompts, pad)
     width = prompt.ids.shape[1]
-    offsets = (blocks.clamp_min(0)[..., None] * size + torch.arange(size)).flatten(1)
+    offsets = block_positions(blocks, size)
     positions = [prompt.positions] + [
         prompt.lengths[:, None] + offset for offset in (torch.arange(response)[None], offsets)
     ]

@@ -37,9 +37,8 @@ def ray_session(config: RayConfig, dashboard: bool = False) -> Iterator[None]:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(config.timeout_s))
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault(
-        "RAY_worker_niceness", "0"
-    )  # by default workers run at 15 and lose to everything else
+    # by default workers run at 15 and lose to everything else
+    os.environ.setdefault("RAY_worker_niceness", "0")
     with ExitStack() as stack:
         if address:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)

@@ -88,11 +88,6 @@ class _Lists:
             answer_starts(clean, self.vocabulary, self.block_size),
         )
 
-    def draw_slips(self, indices: Sequence[int], share: float, random: np.random.Generator) -> Slips:
-        """Slips in the answers of a batch."""
-        _, clean, _, starts = self.batch(indices)
-        return draw_slips(starts, self.counts[list(indices)], clean.shape[1], share, random)
-
 
 class Sft(_Lists):
     """Supervised fine-tuning on traces, reasoning tokens weighted less than answer tokens."""
@@ -110,7 +105,9 @@ class Sft(_Lists):
         return float((weights * keep).sum())
 
     def prepare(self, indices: Sequence[int], step: int, steps: int, random: np.random.Generator) -> Slips:
-        return self.draw_slips(indices, self.config.teacher.slip_share, random)
+        _, clean, _, starts = self.batch(indices)
+        counts = self.counts[list(indices)]
+        return draw_slips(starts, counts, clean.shape[1], self.config.teacher.slip_share, random)
 
     def loss(
         self, model: Qwen3ForCausalLM, indices: Sequence[int], rows: slice, prepared: object
@@ -144,7 +141,8 @@ class Cft(_Lists):
         _, clean, valid, starts = self.batch(indices)
         answer = torch.arange(clean.shape[1])[None] >= starts[:, None]
         noise = draw_noise(valid, answer, block_size, cft, random)
-        return block_size, noise, self.draw_slips(indices, cft.slip_share, random)
+        counts = self.counts[list(indices)]
+        return block_size, noise, draw_slips(starts, counts, clean.shape[1], cft.slip_share, random)
 
     def loss(
         self, model: Qwen3ForCausalLM, indices: Sequence[int], rows: slice, prepared: object
