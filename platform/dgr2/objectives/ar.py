@@ -21,6 +21,20 @@ def answer_starts(clean: Tensor, vocabulary: Vocabulary, block_size: int) -> Ten
     return (first + block_size - 1).div(block_size, rounding_mode="floor") * block_size
 
 
+def answer_slots(starts: Tensor, counts: Tensor, slots: int, width: int) -> tuple[Tensor, Tensor]:
+    """Response position of each answer slot and whether there is one, both ``[batch, slots]``.
+
+    Args:
+        starts: ``[batch]`` where answers begin, ``width`` where there is none.
+        counts: ``[batch]`` number of candidates.
+        slots: Slots a row; those past its last candidate are not real.
+        width: Length of the (padded) responses; positions may lie past it where no slot is.
+    """
+    slot = torch.arange(slots)[None]
+    position = starts[:, None] + slot
+    return position, (slot < counts[:, None]) & (position < width)
+
+
 def until_eos(clean: Tensor, valid: Tensor, vocabulary: Vocabulary) -> Tensor:
     """Positions up to and including the first EOS: bool ``[batch, response]``; what follows is layout."""
     eos = clean == vocabulary.eos

@@ -23,6 +23,7 @@ from dgr2.config.schema import CftConfig
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.models.backbone import log_probabilities
 from dgr2.models.packed import PackedRows
+from dgr2.objectives.ar import answer_slots
 
 COPIES = 2
 
@@ -159,8 +160,7 @@ def set_terms(
     """
     slots = len(vocabulary.labels)
     labels = torch.tensor(vocabulary.labels)
-    position = starts[:, None] + torch.arange(slots)[None]  # [batch, slots]
-    real = (torch.arange(slots)[None] < counts[:, None]) & (position < shown.shape[1])
+    position, real = answer_slots(starts, counts, slots, shown.shape[1])
     position = position.clamp_max(shown.shape[1] - 1)
     block = position.div(block_size, rounding_mode="floor")
     same, before = block[:, :, None] == block[:, None, :], block[:, None, :] < block[:, :, None]

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dgr2.objectives.ar import answer_slots
+
 
 @dataclass
 class Slips:
@@ -51,7 +53,7 @@ class Slips:
         hidden = masked.gather(1, self.position.clamp_max(clean.shape[1] - 1)) & self.real
         slots = self.ranks.shape[1]
         left = torch.where(hidden, self.ranks, slots).sort(1).values
-        turn = (hidden.cumsum(1) - 1).clamp_min(0)  # the how-manieth masked slot a slot is
+        turn = (hidden.cumsum(1) - 1).clamp_min(0)  # how many masked slots stand before a slot
         return self._placed(clean, torch.where(hidden, left.gather(1, turn), self.ranks))
 
     def _placed(self, clean: Tensor, ranks: Tensor) -> Tensor:
@@ -72,9 +74,8 @@ def draw_slips(
         width: Length of the (padded) responses.
         share: Probability that a candidate is moved.
     """
-    slot = torch.arange(int(counts.max()))[None]
-    draws = torch.from_numpy(random.random((2, len(starts), slot.shape[1])))
-    position = starts[:, None] + slot
-    real = (slot < counts[:, None]) & (position < width)
-    keys = torch.where(real & (draws[0] < share), draws[1] * counts[:, None] - 0.5, slot)
+    slots = int(counts.max())
+    draws = torch.from_numpy(random.random((2, len(starts), slots)))
+    position, real = answer_slots(starts, counts, slots, width)
+    keys = torch.where(real & (draws[0] < share), draws[1] * counts[:, None] - 0.5, torch.arange(slots))
     return Slips(position, real, keys.argsort(dim=1, stable=True))
