@@ -129,7 +129,7 @@ class OnlineLoop:
             max_failures=0,  # the controller would not follow a restart; the stage itself resumes
         )
         try:
-            train(job, config, lambda *_: None)  # figures come with the weights
+            train(job, config)  # figures come with the weights
         except BaseException as error:  # handed to the controller, which is waiting on the store
             self._abort(error)
 

@@ -56,8 +56,11 @@ class TrainJob:
     max_failures: int | None = None
 
 
-def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
+def train(job: TrainJob, config: Config, on_post: OnPost | None = None) -> dict[str, float]:
     """Run (or continue) a training stage; returns rank 0's last figures.
+
+    Args:
+        on_post: Called with phase, step and figures of what rank 0 posts; without it there is no board.
 
     Raises:
         CapacityError: when the cluster could never place the workers.
@@ -68,7 +71,7 @@ def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
     gpus = 1 if settings.use_gpu else 0
     restarts = settings.max_failures if job.max_failures is None else job.max_failures
     require_capacity(settings, settings.num_workers * cpus, settings.num_workers * gpus, f"stage {job.kind}")
-    board = ProgressBoard.remote()
+    board = ProgressBoard.remote() if on_post else None
     trainer = TorchTrainer(
         job.worker,
         train_loop_config={
@@ -99,7 +102,7 @@ def train(job: TrainJob, config: Config, on_post: OnPost) -> dict[str, float]:
     except ray.train.TrainingFailedError as error:
         raise DGR2Error(f"stage {job.kind} failed: {_first_cause(error)}") from error
     finally:
-        if ray.is_initialized():
+        if board is not None and ray.is_initialized():
             ray.kill(board)
     assert result.checkpoint is not None
     with result.checkpoint.as_directory() as place, atomic_dir(job.output) as folder:
@@ -131,7 +134,9 @@ def _fit(trainer: TorchTrainer, meanwhile: Callable[[], None]) -> ray.train.Resu
     return outcome[0]
 
 
-def _drain(board: ray.actor.ActorHandle, on_post: OnPost, timeout: float) -> None:
+def _drain(board: ray.actor.ActorHandle | None, on_post: OnPost | None, timeout: float) -> None:
+    if board is None or on_post is None:
+        return
     for post in ray.get(board.take.remote(), timeout=timeout):
         on_post(*post)
 
