@@ -12,7 +12,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rich.console import Console
 
 from dgr2.config import Config, fingerprint, walk
 from dgr2.errors import ConfigError, UserError
-from dgr2.storage import RunFolder, changed_keys
+from dgr2.storage import RunFolder, StageState, changed_keys
 from dgr2.telemetry import MetricLog, Progress
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Stage:
             left out, since that stage's fingerprint is part of this one's.
         function: does the work and returns figures that JSON can hold.
         uses: stages whose outcome it reads when they have finished.
-        loop: an online loop, run by its own command; a whole run leaves it out.
+        on_ray: runs on Ray; in a whole run such stages share one local cluster.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Stage:
     sections: tuple[str, ...]
     function: Callable[[StageContext], dict[str, Any]]
     uses: tuple[str, ...] = ()
-    loop: bool = False
+    on_ray: bool = False
 
     def owns(self, key: str) -> bool:
         """Whether a dotted key lies in the sections of this stage."""
@@ -75,11 +75,11 @@ def _job(module: str, name: str = "") -> Callable[[StageContext], dict[str, Any]
 PREPARE = ("data", "retrieval", "semantic_ids", "expert", "prompt", "traces", "answer", "tokenizer", "grid")
 STAGES = [
     Stage("prepare", (), ("seed", *PREPARE, "model.init"), _job("prepare")),
-    Stage("teacher", ("prepare",), ("model", "teacher"), _job("teacher")),
-    Stage("cft", ("teacher",), ("cft",), _job("cft")),
-    Stage("opd_off_policy", ("cft",), ("opd", "decode"), _job("opd", "opd_off_policy"), loop=True),
-    Stage("opd", ("cft",), ("opd", "decode"), _job("opd"), loop=True),
-    Stage("rl", ("opd",), ("rl", "decode"), _job("rl"), loop=True),
+    Stage("teacher", ("prepare",), ("model", "teacher"), _job("teacher"), on_ray=True),
+    Stage("cft", ("teacher",), ("cft",), _job("cft"), on_ray=True),
+    Stage("opd_off_policy", ("cft",), ("opd", "decode"), _job("opd", "opd_off_policy"), on_ray=True),
+    Stage("opd", ("cft",), ("opd", "decode"), _job("opd"), on_ray=True),
+    Stage("rl", ("opd",), ("rl", "decode"), _job("rl"), on_ray=True),
     Stage(
         "evaluate",
         ("prepare",),
@@ -92,18 +92,18 @@ STAGES = [
 INPUTS = ("data.path", "model.init")
 
 
-def run_pipeline(run: RunFolder, cfg: Config, console: Console, until: str | None = None) -> None:
-    """Run every stage whose fingerprint is not that of its last finish, up to and including ``until``.
-
-    The online loops are left out: they have commands of their own.
-    """
+def run_pipeline(run: RunFolder, cfg: Config, console: Console) -> None:
+    """Run every stage whose fingerprint is not that of its last finish."""
     inputs = input_digests(cfg)
-    for stage in STAGES:
-        if stage.loop:
-            continue
-        _run(run, cfg, stage, inputs, console)
-        if stage.name == until:
-            return
+    with ExitStack() as cluster:
+        for stage in STAGES:
+            if not stage.on_ray:
+                cluster.close()
+            elif _finish(run, stage, stage_fingerprint(run, cfg, stage, inputs)) is None:
+                from dgr2.training.session import ray_session
+
+                cluster.enter_context(ray_session(cfg.ray))
+            _run(run, cfg, stage, inputs, console)
 
 
 def run_stage(run: RunFolder, cfg: Config, name: str, console: Console) -> None:
@@ -193,9 +193,9 @@ def nothing_written(path: Path) -> Iterator[None]:
 
 def _run(run: RunFolder, cfg: Config, stage: Stage, inputs: dict[str, str], console: Console) -> None:
     made_from = stage_fingerprint(run, cfg, stage, inputs)
-    state = run.stage_state(stage.name)
-    if state is not None and state.fingerprint == made_from:
-        console.print(f"[bold]{stage.name}[/] finished before in {state.seconds:.0f} s: skipped")
+    before = _finish(run, stage, made_from)
+    if before is not None:
+        console.print(f"[bold]{stage.name}[/] finished before in {before.seconds:.0f} s: skipped")
         return
     console.print(f"[bold]{stage.name}[/]")
     run.begin_stage(stage.name, made_from)
@@ -208,6 +208,12 @@ def _run(run: RunFolder, cfg: Config, stage: Stage, inputs: dict[str, str], cons
     seconds = time.monotonic() - start
     run.finish_stage(stage.name, made_from, seconds, result)
     console.print(f"[bold]{stage.name}[/] finished in {seconds:.0f} s")
+
+
+def _finish(run: RunFolder, stage: Stage, made_from: str) -> StageState | None:
+    """How a stage finished, if it was made from this."""
+    state = run.stage_state(stage.name)
+    return state if state is not None and state.fingerprint == made_from else None
 
 
 def _stage(name: str) -> Stage:

@@ -22,8 +22,8 @@ from dgr2.storage import RunFolder, write_json
 Command = Callable[..., Result]
 
 
-WHOLE = [s.name for s in STAGES if not s.loop]
-LOOPS = [s.name for s in STAGES if s.loop]
+WHOLE = [s.name for s in STAGES]
+LOOPS = ["opd_off_policy", "opd", "rl"]
 
 
 @pytest.fixture
@@ -40,7 +40,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
         return function
 
-    monkeypatch.setattr(run, "STAGES", [dataclasses.replace(s, function=fake(s.name)) for s in STAGES])
+    stages = [dataclasses.replace(s, function=fake(s.name), on_ray=False) for s in STAGES]
+    monkeypatch.setattr(run, "STAGES", stages)
     monkeypatch.setattr(report, "print_report", lambda folder, console: console.print("the report"))
     return called
 
@@ -87,7 +88,7 @@ def test_version_and_configuration(tmp_path: Path) -> None:
 def test_demo_runs_all_stages_once(calls: list[str], tmp_path: Path) -> None:
     first = dgr2("demo", "seed=3")
     assert first.exit_code == 0, first.output
-    assert calls == WHOLE == ["prepare", "teacher", "cft", "evaluate"]
+    assert calls == WHOLE == ["prepare", "teacher", "cft", *LOOPS, "evaluate"]
     assert "the report" in first.stdout
     folder = RunFolder.open(tmp_path / "runs" / "demo-seed3")
     assert folder.finished() == sorted(WHOLE)
@@ -110,9 +111,6 @@ def test_another_configuration_writes_nothing(calls: list[str], tmp_path: Path) 
 
 def test_a_stage_takes_its_own_and_later_keys(calls: list[str], tmp_path: Path) -> None:
     dgr2("demo", "--run", "here")
-    for stage in LOOPS:
-        assert dgr2(stage, "--run", "here").exit_code == 0
-    assert calls == [*WHOLE, *LOOPS]
     calls.clear()
     assert dgr2("cft", "--run", "here", "cft.alpha=2", "decode.threshold=0.8").exit_code == 0
     assert calls == ["cft"]
@@ -136,9 +134,10 @@ def test_a_stage_takes_its_own_and_later_keys(calls: list[str], tmp_path: Path) 
 
 
 def test_decoding_is_evaluation_s_own_until_a_loop_trained_with_it(calls: list[str], tmp_path: Path) -> None:
-    dgr2("demo", "--run", "here")
+    for stage in ("prepare", "teacher", "cft", "evaluate"):
+        assert dgr2(stage, "--run", "here").exit_code == 0
     assert dgr2("evaluate", "--run", "here", "decode.threshold=0.7").exit_code == 0
-    assert calls == [*WHOLE, "evaluate"]
+    assert calls == ["prepare", "teacher", "cft", "evaluate", "evaluate"]
     assert dgr2("opd", "--run", "here").exit_code == 0
     refused(dgr2("evaluate", "--run", "here", "decode.threshold=0.8"), "'decode.threshold'", "dgr2 opd --run")
 

@@ -14,7 +14,14 @@ from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy
 from dgr2.decoding.replay import build_replay
 from dgr2.models.backbone import hidden_states, suppress
-from dgr2.objectives.opd import TeacherScores, draw_states, opd_loss, pack_states, placed_identifiers
+from dgr2.objectives.opd import (
+    TeacherScores,
+    confidence_loss,
+    draw_states,
+    opd_loss,
+    pack_states,
+    placed_identifiers,
+)
 
 V = VOCABULARY
 
@@ -55,6 +62,27 @@ def test_drawn_states_are_visited_ones():
                 assert shown.any()  # a state that a step was taken in has something to commit
 
 
+def test_first_states_are_drawn_by_their_share():
+    _, _, found, replay = rollouts()
+    blocks = replay.steps.view(len(found), -1, 4)
+    first = draw_states(replay, 1, np.random.default_rng(0), first_share=1.0)[0].view(blocks.shape)
+    assert torch.equal(first, (blocks >= 0) & (blocks.clamp_max(4) < 4).any(-1, keepdim=True))
+
+
+def test_right_guesses_become_surer_and_wrong_ones_less_sure():
+    logits = torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]], requires_grad=True)
+    tokens = torch.tensor([0, 1])
+    loss = confidence_loss(logits.log_softmax(-1), tokens)
+    p = logits.detach().softmax(-1)
+    assert loss[0].item() == pytest.approx(float(-(p[0] * p[0].log()).sum()))
+    assert loss[1].item() == pytest.approx(-np.log(1 - float(p[1, 0])))
+    loss.sum().backward()
+    assert logits.grad[0, 0] < 0 < logits.grad[1, 0]
+    blocked = torch.tensor([[2.0, float("-inf"), 0.0]], requires_grad=True)
+    confidence_loss(blocked.log_softmax(-1), torch.tensor([0])).sum().backward()
+    assert torch.isfinite(blocked.grad).all()
+
+
 def test_placed_identifiers_left_and_visible_right():
     _, _, found, replay = rollouts()
     visible = torch.zeros_like(replay.decided)
@@ -75,7 +103,9 @@ def test_loss_is_the_exact_kl_at_the_visited_states():
     teacher = tiny_model(52, 6.0)
     scores = full_scores(teacher, prompts, found, replay.clean.shape[1])
     states = draw_states(replay, 1, np.random.default_rng(1))
-    config = OpdConfig(ar_weight=0.0, correct_answers=False, copies=1)
+    config = OpdConfig(
+        ar_weight=0.0, answer_weight=2.0, confidence_weight=0.0, teacher_temperature=1.0, correct_answers=False
+    )
     with torch.no_grad():
         loss, _ = loss_of(student, prompts, found, replay, scores, states, config)
         expected = 0.0
@@ -98,7 +128,8 @@ def test_loss_is_the_exact_kl_at_the_visited_states():
                     if masked[i] and not (t.forced[first + i] and t.tokens[first + i] == V.fill):
                         p = target[first + i]
                         finite = p > -30
-                        expected += float((p.exp() * (p - q[i]))[finite].sum())
+                        answer = t.answer_start is not None and first + i >= t.answer_start
+                        expected += (2 if answer else 1) * float((p.exp() * (p - q[i]))[finite].sum())
     assert float(loss) == pytest.approx(expected, rel=1e-4)
 
 

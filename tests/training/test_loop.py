@@ -14,6 +14,7 @@ from ray.train import Checkpoint
 from tiny import VOCABULARY, tiny_model, tiny_prompts, tiny_responses
 
 from dgr2.config.schema import Config, GridConfig, OptimConfig
+from dgr2.errors import DGR2Error
 from dgr2.training.loop import Phase, fit, learning_rate, make_optimizer, step_indices
 from dgr2.training.tasks import Cft, Sft
 from dgr2.training.worker import read_checkpoint, write_checkpoint
@@ -45,6 +46,17 @@ def same(a, b):
     return all(
         torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
     )
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights_are_lost(data, config):
+    model = tiny_model(31)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = float("nan")
+    before = model.model.norm.weight.clone()
+    phase = Phase("sft", make_task("sft", data, config), OPTIM, 1)
+    with pytest.raises(DGR2Error, match="not finite at step 1"):
+        fit(model, phase, make_optimizer(model, OPTIM), 0, 0, lambda *_: None)
+    assert torch.equal(model.model.norm.weight, before)
 
 
 @pytest.mark.parametrize("kind", ["midtrain", "sft", "cft"])

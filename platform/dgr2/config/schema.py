@@ -150,7 +150,7 @@ class OptimConfig:
 class TeacherConfig:
     midtrain: OptimConfig = field(default_factory=lambda: OptimConfig(steps=50))
     """Next-token prediction on item cards and user histories, so that ids carry meaning."""
-    sft: OptimConfig = field(default_factory=OptimConfig)
+    sft: OptimConfig = field(default_factory=lambda: OptimConfig(steps=700))
     """Supervised fine-tuning on the traces."""
     reason_weight: float = 0.5
     """Weight of a reasoning token in the SFT loss; must be below answer_weight."""
@@ -162,7 +162,7 @@ class TeacherConfig:
 
 @dataclass
 class CftConfig:
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=380))
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=360))
     """Optimisation of the conversion."""
     alpha: float = 1.0
     """Weight of the diffusion loss beside the AR loss."""
@@ -194,24 +194,31 @@ class CftConfig:
 @dataclass
 class OpdConfig:
     optim: OptimConfig = field(
-        default_factory=lambda: OptimConfig(steps=50, batch_size=32, learning_rate=3e-4, checkpoint_every=10)
+        default_factory=lambda: OptimConfig(steps=40, batch_size=32, learning_rate=3e-4, checkpoint_every=10)
     )
     """Optimisation; ``batch_size`` is the rollouts of a step."""
     divergence: str = "forward_kl"
     """``forward_kl``, ``reverse_kl`` or ``jsd`` between teacher and student."""
     beta: float = 0.5
     """Weight of the teacher in the mixture of ``jsd``."""
-    teacher_temperature: float = 1.0
+    teacher_temperature: float = 0.3
     """Temperature of the teacher's distribution; below one the student learns to be surer."""
     top_k: int = 32
     """Teacher log-probabilities kept a token; the rest is one tail event."""
     copies: int = 2
     """Visited states replayed a rollout: one drawn step of every block in each."""
+    first_state_share: float = 0.25
+    """Share of replayed states that are a block's first, where parallel decoding is hardest."""
+    answer_weight: float = 3.0
+    """Weight of answer blocks in the divergence at visited states."""
+    confidence_weight: float = 1.0
+    """At visited states, weight of the entropy of right guesses and of the unlikelihood of wrong ones: sure
+    where it is right, the student commits more tokens a forward."""
     ar_weight: float = 0.5
     """Weight of the divergence on the clean stream (AR mode and anchors)."""
     correct_answers: bool = True
     """Remove identifiers already placed, left or visible right, from the teacher in answer slots."""
-    set_weight: float = 1.0
+    set_weight: float = 5.0
     """Weight of CFT's set terms at the visited states."""
     temperature: float = 0.0
     """Temperature of the rollouts; 0 is greedy, as deployed."""
@@ -222,7 +229,7 @@ class OpdConfig:
 @dataclass
 class RlConfig:
     optim: OptimConfig = field(
-        default_factory=lambda: OptimConfig(steps=30, batch_size=64, learning_rate=2e-4, checkpoint_every=10)
+        default_factory=lambda: OptimConfig(steps=24, batch_size=64, learning_rate=5e-5, checkpoint_every=8)
     )
     """Optimisation; ``batch_size`` is the rollouts of a step, whole groups."""
     group: int = 8
@@ -239,15 +246,18 @@ class RlConfig:
     """Times that groups without reward spread are replaced by fresh prompts."""
     updates: int = 1
     """Optimizer steps on one batch of rollouts; past the first the ratio moves away from one."""
-    temperature: float = 1.0
+    temperature: float = 0.7
     """Temperature of the rollouts, the same in the loss."""
+    decode: str = "native"
+    """Decode of the rollouts: ``native``, where identifiers can be repeated or lost, which costs reward, or
+    ``policy``, as shipped."""
 
 
 @dataclass
 class DecodeConfig:
     threshold: float = 0.6
     """Tau of the trace: a position is committed when its largest probability exceeds it."""
-    answer_threshold: float = 0.98
+    answer_threshold: float = 0.99
     """Tau of answer blocks, higher: near-tied slots had better wait for each other."""
     answer_policy: str = "prefix"
     """Answer rule as shipped: ``threshold`` (none) or ``prefix`` (confident prefix, none repeated)."""

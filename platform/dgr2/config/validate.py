@@ -17,6 +17,7 @@ CHOICES = {
     "cft.alignment": ("in_place", "shift"),
     "decode.answer_policy": ("threshold", "prefix"),
     "opd.divergence": ("forward_kl", "reverse_kl", "jsd"),
+    "rl.decode": ("native", "policy"),
 }
 # Whole numbers are at least 1 unless they stand here.
 LEAST = {
@@ -61,6 +62,7 @@ SHARES = (
     "full_mask_share",
     "full_mask_share_answer",
     "anchor_mask_share",
+    "first_state_share",
 )
 LABELS = 26  # candidates are named <A>..<Z>
 

@@ -25,7 +25,7 @@ from dgr2.decoding.replay import NEVER, Replay
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.models.backbone import log_probabilities
 from dgr2.models.packed import PackedRows, pack
-from dgr2.objectives.divergence import divergence, remove_tokens, student_events, teacher_events
+from dgr2.objectives.divergence import FLOOR, divergence, remove_tokens, student_events, teacher_events
 
 
 @dataclass
@@ -58,10 +58,13 @@ class TeacherScores:
         return cls(ids, top, tail)
 
 
-def draw_states(replay: Replay, copies: int, random: np.random.Generator) -> Tensor:
+def draw_states(
+    replay: Replay, copies: int, random: np.random.Generator, first_share: float = 0.0
+) -> Tensor:
     """Masked positions of visited states: bool ``[copies, batch, response]``.
 
-    Every copy shows every block as it was before one of its steps, drawn uniformly.
+    Every copy shows every block as it was before one of its steps: before the first one with probability
+    ``first_share``, else before any of them alike.
     """
     batch, width = replay.steps.shape
     blocks = width // replay.block_size
@@ -69,7 +72,8 @@ def draw_states(replay: Replay, copies: int, random: np.random.Generator) -> Ten
     steps = torch.where(committed, replay.steps, -1).view(batch, blocks, replay.block_size)
     count = steps.amax(-1) + 1  # steps of each block; 0 behind the end of a response
     uniform = torch.from_numpy(random.random((copies, batch, blocks)))
-    chosen = (uniform * count).floor().long()
+    first = torch.from_numpy(random.random((copies, batch, blocks)) < first_share)
+    chosen = (uniform * count).floor().long().masked_fill(first, 0)
     masked = replay.steps.view(batch, blocks, replay.block_size) >= chosen[..., None]
     return (masked & (count > 0)[None, ..., None]).view(copies, batch, width)
 
@@ -127,12 +131,16 @@ def opd_loss(
     for row, t in enumerate(trajectories):
         fill = torch.tensor(t.forced) & (torch.tensor(t.tokens) == vocabulary.fill)
         real[row, : len(t.tokens)] = ~fill
-    anchors = torch.arange(rows.response) % replay.block_size == 0
+    columns = torch.arange(rows.response)
+    anchors = columns % replay.block_size == 0
+    opened = torch.tensor([rows.response if t.answer_start is None else t.answer_start for t in trajectories])
+    weight = torch.where(columns < opened[:, None], 1.0, config.answer_weight)
     # the clean stream is causal: nothing to the right is visible there
     clean = _term(
         model,
         rows.clean(hidden),
         real,
+        torch.ones_like(weight),
         torch.zeros_like(real),
         replay,
         trajectories,
@@ -145,9 +153,20 @@ def opd_loss(
         source = rows.copy(hidden, copy)
         source = source.roll(1, dims=1) if shift else source
         keep = masked & real & ~anchors
-        total = total + _term(
-            model, source, keep, ~masked, replay, trajectories, scores, vocabulary, config
-        ) / len(states)
+        term = _term(
+            model,
+            source,
+            keep,
+            weight,
+            ~masked,
+            replay,
+            trajectories,
+            scores,
+            vocabulary,
+            config,
+            config.confidence_weight,
+        )
+        total = total + term / len(states)
     return total + config.ar_weight * clean, {"opd": total.item(), "opd_ar": clean.item()}
 
 
@@ -155,17 +174,39 @@ def _term(
     model: Qwen3ForCausalLM,
     source: Tensor,
     keep: Tensor,
+    weight: Tensor,
     visible: Tensor,
     replay: Replay,
     trajectories: Sequence[Trajectory],
     scores: TeacherScores,
     vocabulary: Vocabulary,
     config: OpdConfig,
+    confidence: float = 0.0,
 ) -> Tensor:
     ids, top, tail = scores.ids[keep], scores.top[keep], scores.tail[keep]
     if config.correct_answers:
         banned = placed_identifiers(replay, trajectories, visible, vocabulary)
         top, tail = remove_tokens(ids, top, tail, banned[keep])
-    student = student_events(log_probabilities(model, source[keep], vocabulary), ids)
+    logp = log_probabilities(model, source[keep], vocabulary)
     teacher = teacher_events(top, tail, config.teacher_temperature)
-    return divergence(teacher, student, config.divergence, config.beta).sum()
+    loss = divergence(teacher, student_events(logp, ids), config.divergence, config.beta)
+    if confidence:
+        loss = loss + confidence * confidence_loss(logp, replay.clean[keep])
+    return (weight[keep] * loss).sum()
+
+
+def confidence_loss(logp: Tensor, tokens: Tensor) -> Tensor:
+    """What each position's confidence costs, in nats: ``[n]``.
+
+    Where its best guess is the token committed in the end, the entropy (certainty-forcing of dParallel, arXiv
+    2509.26488), so that it is committed earlier; else the unlikelihood ``-log(1 - p)`` of the guess (arXiv
+    1908.04319), so that it waits.
+
+    Args:
+        logp: ``[n, vocabulary]`` log-probabilities.
+        tokens: ``[n]`` tokens that the decode committed.
+    """
+    entropy = -(logp.exp() * logp.clamp_min(FLOOR)).sum(-1)
+    top, best = logp.max(-1)
+    unlikelihood = -torch.log1p(-top.exp().clamp_max(1 - 1e-4))
+    return torch.where(best == tokens, entropy, unlikelihood)

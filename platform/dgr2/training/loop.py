@@ -13,6 +13,7 @@ from torch import nn
 from transformers import Qwen3ForCausalLM
 
 from dgr2.config.schema import OptimConfig
+from dgr2.errors import DGR2Error
 from dgr2.training.tasks import Sums, Task
 
 
@@ -100,12 +101,24 @@ def fit(
         if world > 1:
             sum_gradients(model)
             sums = sum_figures(sums)
-        norm = nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
+        norm = clip_gradients(model, optim.clip, step)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(optim, step)
         optimizer.step()
-        on_step(step + 1, {**sums, "grad_norm": float(norm), "learning_rate": learning_rate(optim, step)})
+        on_step(step + 1, {**sums, "grad_norm": norm, "learning_rate": learning_rate(optim, step)})
     model.eval()
+
+
+def clip_gradients(model: nn.Module, largest: float, step: int) -> float:
+    """Scale gradients down to a norm of at most ``largest``; returns the norm before.
+
+    Raises:
+        DGR2Error: it is not finite: a step would destroy the weights for good.
+    """
+    norm = float(nn.utils.clip_grad_norm_(model.parameters(), largest))
+    if not math.isfinite(norm):
+        raise DGR2Error(f"the gradient is not finite at step {step + 1}: lower the learning rate")
+    return norm
 
 
 def sum_gradients(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import ray
 import ray.train
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from dgr2.config import Config, OptimConfig, load_config
@@ -30,7 +30,14 @@ from dgr2.objectives.cft import Noise, set_terms
 from dgr2.objectives.opd import TeacherScores, draw_states, opd_loss, pack_states
 from dgr2.objectives.rl import policy_loss
 from dgr2.rollout.weights import checksum, export_weights
-from dgr2.training.loop import learning_rate, make_optimizer, stream, sum_figures, sum_gradients
+from dgr2.training.loop import (
+    clip_gradients,
+    learning_rate,
+    make_optimizer,
+    stream,
+    sum_figures,
+    sum_gradients,
+)
 from dgr2.training.memory import keep_freed_memory
 from dgr2.training.tasks import Sums
 from dgr2.training.worker import read_checkpoint, report
@@ -148,11 +155,11 @@ class Learner:
             if self.world > 1:
                 sum_gradients(self.model)
                 figures = sum_figures(figures)
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), optim.clip)
+            norm = clip_gradients(self.model, optim.clip, step)
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate(optim, step)
             self.optimizer.step()
-            figures |= {"grad_norm": float(norm), "learning_rate": learning_rate(optim, step)}
+            figures |= {"grad_norm": norm, "learning_rate": learning_rate(optim, step)}
         self.model.eval()
         return figures
 
@@ -166,7 +173,7 @@ class Learner:
             new = replay_logprobs(self.model, micro.prompts, replay, self.vocabulary, self.shift, temperature)
             return policy_loss(new, old, torch.tensor(micro.advantages), replay.decided, self.config.rl)
         random = stream(self.config.seed, STREAMS["opd"], step, index)
-        states = draw_states(replay, self.config.opd.copies, random)
+        states = draw_states(replay, self.config.opd.copies, random, self.config.opd.first_state_share)
         scores = TeacherScores.collate(micro.scores, replay.clean.shape[1])
         rows = pack_states(micro.prompts, replay, states, self.vocabulary)
         hidden = hidden_states(self.model, rows)
