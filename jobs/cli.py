@@ -137,21 +137,26 @@ def evaluate(run: Run, overrides: Overrides = None, preset: Preset = None, confi
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="decode.")],
-    run: Run,
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="decode, train or replay.")],
     overrides: Overrides = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Run folder (decode).")] = None,
+    shape: Annotated[str, typer.Option("--shape", help="Model shape of train and replay.")] = "small",
+    repeats: Annotated[int, typer.Option("--repeats", min=2, help="Rounds of train and replay.")] = 15,
     json: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
-    """Measure a finished run; its files stay as they are."""
+    """Measure speed as ratios of one process; a run's files stay as they are."""
     with _errors():
         from dgr2.jobs.bench import bench as measure
         from dgr2.jobs.run import refuse_upstream_changes
         from dgr2.storage import RunFolder, write_json
 
-        folder = RunFolder.open(run)
-        cfg = load_config(None, overrides or (), base=folder.config(), inputs=False)
-        refuse_upstream_changes(folder, cfg, "evaluate", free=("decode",))
-        figures = measure(what, folder, cfg, Console())
+        folder = None if run is None else RunFolder.open(run)
+        if folder is None:
+            cfg = load_config("demo", overrides or (), inputs=False)
+        else:
+            cfg = load_config(None, overrides or (), base=folder.config(), inputs=False)
+            refuse_upstream_changes(folder, cfg, "evaluate", free=("decode",))
+        figures = measure(what, folder, cfg, shape, repeats, Console())
         if json is not None:
             write_json(json, {"figures": figures})
 

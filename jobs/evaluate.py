@@ -129,7 +129,7 @@ class Session:
         """Time AR and block decoding of a checkpoint in turns at batch 1."""
         subset = self.held_out.take(self.timed(stage, decoded))
         policies = {
-            "ar": ar_policy(permutation=True),
+            "ar": ar_policy(permutation=True, readout=self.config.decode.readout),
             "native": native_policy(self.config.decode, self.config.grid),
             "policy": shipped_policy(self.config.decode, self.config.grid),
         }

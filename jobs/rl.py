@@ -13,7 +13,7 @@ import numpy as np
 from datasets import load_from_disk
 
 from dgr2.data.vocabulary import Vocabulary
-from dgr2.decoding.policy import native_policy, shipped_policy
+from dgr2.decoding.policy import native_policy, rollout_policy
 from dgr2.decoding.shipped import Shipped
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.evaluation.answer import parse_answer
@@ -46,7 +46,7 @@ def rl(context: StageContext) -> dict[str, float]:
     lists = load_from_disk(str(run.data / "instances" / "reward"))
     prompts, candidates, targets = lists["prompt_ids"][:], lists["candidates"][:], lists["target"][:]
     weights = dict(zip(settings.rewards, settings.reward_weights, strict=True))
-    decode = native_policy if settings.decode == "native" else shipped_policy
+    decode = native_policy if settings.decode == "native" else rollout_policy
     policy = decode(config.decode, config.grid, settings.temperature)
     figures: dict[str, float] = {}
     with OnlineLoop(context, "rl", "rl", run.checkpoint("opd")) as loop:

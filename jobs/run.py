@@ -73,13 +73,17 @@ def _job(module: str, name: str = "") -> Callable[[StageContext], dict[str, Any]
 
 
 PREPARE = ("data", "retrieval", "semantic_ids", "expert", "prompt", "traces", "answer", "tokenizer", "grid")
+# What decides which tokens a rollout writes.
+ROLLOUT = tuple(
+    f"decode.{key}" for key in ("commit", "threshold", "answer_threshold", "answer_policy", "fused")
+)
 STAGES = [
     Stage("prepare", (), ("seed", *PREPARE, "model.init"), _job("prepare")),
     Stage("teacher", ("prepare",), ("model", "teacher"), _job("teacher"), on_ray=True),
     Stage("cft", ("teacher",), ("cft",), _job("cft"), on_ray=True),
-    Stage("opd_off_policy", ("cft",), ("opd", "decode"), _job("opd", "opd_off_policy"), on_ray=True),
-    Stage("opd", ("cft",), ("opd", "decode"), _job("opd"), on_ray=True),
-    Stage("rl", ("opd",), ("rl", "decode"), _job("rl"), on_ray=True),
+    Stage("opd_off_policy", ("cft",), ("opd", *ROLLOUT), _job("opd", "opd_off_policy"), on_ray=True),
+    Stage("opd", ("cft",), ("opd", *ROLLOUT), _job("opd"), on_ray=True),
+    Stage("rl", ("opd",), ("rl", *ROLLOUT), _job("rl"), on_ray=True),
     Stage(
         "evaluate",
         ("prepare",),

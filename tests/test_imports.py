@@ -27,6 +27,7 @@ GROUND_UP = [
     {"tuning"},
     {"evaluation"},
     {"serving"},
+    {"benchmarks"},
 ]
 LEVEL = {name: level for level, names in enumerate(GROUND_UP) for name in names}
 RAY_IN_LIBRARY = {"training", "tuning", "serving"}

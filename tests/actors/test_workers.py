@@ -33,7 +33,7 @@ from dgr2.data.vocabulary import (
     label_tokens,
 )
 from dgr2.decoding.decoder import Decoder
-from dgr2.decoding.policy import DecodePolicy, shipped_policy
+from dgr2.decoding.policy import DecodePolicy, rollout_policy
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.errors import (
     CapacityError,
@@ -96,7 +96,7 @@ def publish(store: ray.actor.ActorHandle, version: int, seed: int) -> None:
 
 
 def sampling() -> DecodePolicy:
-    return shipped_policy(DecodeConfig(), GRID, temperature=1.0)
+    return rollout_policy(DecodeConfig(), GRID, temperature=1.0)
 
 
 def generate(group: RolloutGroup, key: tuple[int, ...] = KEY) -> list[Trajectory]:

@@ -18,10 +18,11 @@ V = VOCABULARY
 @pytest.mark.parametrize("scale", [1.0, 10.0])
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("answer", ["threshold", "prefix"])
-def test_replay_equals_the_record(scale, size, fused, answer):
+@pytest.mark.parametrize("answer", ["threshold", "prefix", "conflict"])
+@pytest.mark.parametrize("commit, level", [("threshold", 0.2), ("entropy", 1.0), ("static", 2)])
+def test_replay_equals_the_record(scale, size, fused, answer, commit, level):
     model, prompts = tiny_model(11, scale), tiny_prompts(10)
-    policy = DecodePolicy("policy", size, 0.2, answer, 0.3, fused=fused, temperature=1.0)
+    policy = DecodePolicy("policy", size, level, answer, 0.3, fused=fused, temperature=1.0, commit=commit)
     counts = [2 + i % 3 for i in range(10)]
     found = Decoder(model, V, GRID).decode(prompts, counts, policy, batch_size=4, seed=5)
     again = replay_logprobs(model, prompts, build_replay(found, V), V)

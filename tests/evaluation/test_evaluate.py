@@ -7,6 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
+from dgr2.benchmarks import decode
 from dgr2.errors import ConfigError
 from dgr2.evaluation.report import print_report
 from dgr2.jobs.bench import bench
@@ -135,9 +136,12 @@ def test_report_is_printed_within_80_columns(run_evaluation, story_run):
         assert wanted in text
 
 
-def test_bench_decode_writes_figures_with_bounds(story_run, story_config, story_decoders):
-    figures = bench("decode", story_run, story_config, Console(file=open("/dev/null", "w")))  # noqa: SIM115
-    wanted = {"decode_speedup_b1", "decode_speedup_b16", "tokens_per_forward", "tokens_per_forward_answer"}
+def test_bench_decode_writes_figures_with_bounds(story_run, story_config, story_decoders, monkeypatch):
+    for needs_a_model in ("_hugging_face", "_overhead"):
+        monkeypatch.setattr(decode, needs_a_model, lambda *_: {})
+    console = Console(file=open("/dev/null", "w"))  # noqa: SIM115
+    figures = bench("decode", story_run, story_config, "small", 2, console)
+    wanted = {"decode_speedup_b1", "decode_speedup_b12", "decode_tokens_per_forward_answer", "lossless_equal"}
     assert set(figures) >= wanted
     for figure in figures.values():
         assert set(figure) == {"value", "low", "high", "unit"}
@@ -145,8 +149,13 @@ def test_bench_decode_writes_figures_with_bounds(story_run, story_config, story_
 
 
 def test_bench_refuses_what_it_cannot_measure(story_run, story_config):
-    with pytest.raises(ConfigError, match="no benchmark 'decod'; choose one of decode"):
-        bench("decod", story_run, story_config, Console())
+    def refused(what, run, words, shape="small"):
+        with pytest.raises(ConfigError, match=words):
+            bench(what, run, story_config, shape, 2, Console())
+
+    refused("decod", story_run, "no benchmark 'decod'; choose one of decode")
+    refused("decode", None, "give --run")
+    refused("train", story_run, "leave --run out")
+    refused("replay", None, "qwen3-0.6b", shape="large")
     (story_run.path / "stages" / "cft.json").unlink()
-    with pytest.raises(ConfigError, match="cft"):
-        bench("decode", story_run, story_config, Console())
+    refused("decode", story_run, "cft")

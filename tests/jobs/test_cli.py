@@ -221,7 +221,7 @@ def test_an_interrupted_stage_runs_again(
 def test_bench_writes_its_figures(calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dgr2("demo", "--run", "here")
     figures = {"speed": {"value": 2.0, "low": 1.5, "high": 2.5, "unit": "x"}}
-    monkeypatch.setattr(bench, "bench", lambda what, folder, cfg, console: figures)
+    monkeypatch.setattr(bench, "bench", lambda *arguments: figures)
     before = snapshot(tmp_path / "here")
     result = dgr2("bench", "decode", "--run", "here", "decode.threshold=0.5", "--json", "out.json")
     assert result.exit_code == 0, result.output

@@ -104,7 +104,11 @@ def test_loss_is_the_exact_kl_at_the_visited_states():
     scores = full_scores(teacher, prompts, found, replay.clean.shape[1])
     states = draw_states(replay, 1, np.random.default_rng(1))
     config = OpdConfig(
-        ar_weight=0.0, answer_weight=2.0, confidence_weight=0.0, teacher_temperature=1.0, correct_answers=False
+        ar_weight=0.0,
+        answer_weight=2.0,
+        confidence_weight=0.0,
+        teacher_temperature=1.0,
+        correct_answers=False,
     )
     with torch.no_grad():
         loss, _ = loss_of(student, prompts, found, replay, scores, states, config)

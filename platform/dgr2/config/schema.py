@@ -162,7 +162,7 @@ class TeacherConfig:
 
 @dataclass
 class CftConfig:
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=360))
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=460))
     """Optimisation of the conversion."""
     alpha: float = 1.0
     """Weight of the diffusion loss beside the AR loss."""
@@ -255,12 +255,24 @@ class RlConfig:
 
 @dataclass
 class DecodeConfig:
+    commit: str = "threshold"
+    """Rule of the commits: ``threshold``, ``left_to_right``, ``entropy``, ``factor`` or ``static``."""
     threshold: float = 0.6
-    """Tau of the trace: a position is committed when its largest probability exceeds it."""
+    """Level of the rule in the trace. Tau, the probability that a committed token exceeds, of ``threshold``
+    and ``left_to_right``; nats of ``entropy``; the factor of ``factor``; tokens a forward of ``static``."""
     answer_threshold: float = 0.99
-    """Tau of answer blocks, higher: near-tied slots had better wait for each other."""
-    answer_policy: str = "prefix"
-    """Answer rule as shipped: ``threshold`` (none) or ``prefix`` (confident prefix, none repeated)."""
+    """Level in answer blocks, tau of the rules below; higher: near-tied slots had better wait."""
+    answer_policy: str = "conflict"
+    """Answer rule as shipped: ``threshold`` (none), ``prefix`` (confident prefix, none repeated) or
+    ``conflict`` (every confident slot; of two with the same best identifier only the surer)."""
+    readout: bool = False
+    """The answer is the order of its anchor's probabilities, without another forward; in AR mode too."""
+    verify: bool = False
+    """Lossless: the commit forward takes back what AR decoding would not have written."""
+    draft_threshold: float = 0.4
+    """Level in the trace where drafts are verified: it changes the speed only."""
+    draft_answer_threshold: float = 0.3
+    """The same in answer blocks."""
     batch_size: int = 64
     """Rows decoded together in evaluation."""
     fused: bool = True
@@ -329,6 +341,9 @@ class ServeConfig:
     """CPU threads and logical CPUs of a replica."""
     max_batch_size: int = 16
     """Requests decoded together at most."""
+    follow_load: bool = True
+    """At its start a replica measures wide blocks, narrow blocks and AR decoding by batch size; a batch takes
+    the fastest. False decodes every batch as shipped, so that an answer never depends on the load."""
     batch_wait_ms: float = 5.0
     """Longest wait for a batch to fill."""
     max_queued: int = 256

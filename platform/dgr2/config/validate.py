@@ -15,7 +15,8 @@ CHOICES = {
     "traces.generator": ("evidence",),
     "answer.ids": ("label",),
     "cft.alignment": ("in_place", "shift"),
-    "decode.answer_policy": ("threshold", "prefix"),
+    "decode.answer_policy": ("threshold", "prefix", "conflict"),
+    "decode.commit": ("threshold", "left_to_right", "entropy", "factor", "static"),
     "opd.divergence": ("forward_kl", "reverse_kl", "jsd"),
     "rl.decode": ("native", "policy"),
 }
@@ -41,8 +42,10 @@ LEAST = {
 # Other numbers are at least 0 unless they stand here: (above, at most).
 RANGES = {
     "retrieval.recency": (0.0, 1.0),
-    "decode.threshold": (0.0, 1.0),
-    "decode.answer_threshold": (0.0, 1.0),
+    "decode.threshold": (0.0, 1e3),
+    "decode.answer_threshold": (0.0, 1e3),
+    "decode.draft_threshold": (0.0, 1e3),
+    "decode.draft_answer_threshold": (0.0, 1e3),
     "teacher.answer_weight": (0.0, 1e6),
     "rl.reward_weights": (-1e6, 1e6),
     "rl.temperature": (0.0, 1e6),
@@ -80,6 +83,7 @@ def validate(cfg: Config) -> None:
     _model(cfg)
     _grid(cfg)
     _training(cfg)
+    _decode(cfg)
 
 
 def _value(path: str, value: object) -> None:
@@ -173,3 +177,15 @@ def _training(cfg: Config) -> None:
             raise ConfigError(f"'{path}.batch_size' must be at least 'ray.num_workers'")
         if optim.micro_batch_size > optim.batch_size:
             raise ConfigError(f"'{path}.micro_batch_size' must not exceed '{path}.batch_size'")
+
+
+def _decode(cfg: Config) -> None:
+    decode = cfg.decode
+    tau = decode.commit in ("threshold", "left_to_right")
+    if decode.threshold > 1 and tau:
+        raise ConfigError(
+            f"'decode.threshold' is a probability for commit rule '{decode.commit}': at most 1, "
+            f"not {decode.threshold:g}"
+        )
+    if decode.answer_threshold > 1 and (tau or decode.answer_policy != "threshold"):
+        raise ConfigError(f"'decode.answer_threshold' must be at most 1, not {decode.answer_threshold:g}")

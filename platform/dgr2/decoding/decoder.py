@@ -131,37 +131,58 @@ class Decoder:
             positions[i] = np.arange(start, start + width)
             limits[i, : len(clean)] = positions[i, : len(clean)] + 1
             limits[i, len(clean) : used] = start + used
+        one = active[slots[0]]
+        committed = len(inputs[0][0]) if one.policy.verify and one.trajectory.forwards else 1
+        lengths = [len(clean) for clean, _ in inputs]
+        first = max(min(lengths) - committed, 0)  # what stands before predicts nothing
         hidden = inference.forward(
-            torch.tensor(slots), torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(limits)
+            torch.tensor(slots),
+            torch.from_numpy(ids),
+            torch.from_numpy(positions),
+            torch.from_numpy(limits),
+            first,
         )
-        temperature = active[slots[0]].policy.temperature
-        anchors, blocks = self._predict(
-            inference, hidden, [len(clean) for clean, _ in inputs], size, temperature
+        clean, block = self._predict(
+            inference, hidden, [n - first for n in lengths], committed, size, one.policy.temperature
         )
         for i, slot in enumerate(slots):
             active[slot].advance(
-                None if anchors is None else anchors[i],
-                None if blocks is None else blocks[i],
+                None if clean is None else clean[i, -1],
+                None if block is None else block[i],
+                clean[i, :-1] if clean is not None and committed > 1 else None,
             )
 
     def _predict(
-        self, inference: InferenceModel, hidden: Tensor, clean: list[int], size: int, temperature: float
+        self,
+        inference: InferenceModel,
+        hidden: Tensor,
+        clean: list[int],
+        wanted: int,
+        size: int,
+        temperature: float,
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Log-probabilities of anchors ``[n, vocabulary]`` and of blocks ``[n, size, vocabulary]``."""
-        has_clean = clean[0] > 0
-        if has_clean:
-            last = torch.tensor(clean) - 1
-            take = last[:, None] + torch.arange(1 + size)[None]
-            hidden = hidden[torch.arange(len(clean))[:, None], take]
+        """Log-probabilities behind clean tokens and of blocks.
+
+        Args:
+            hidden: ``[n, width, hidden]``.
+            clean: Clean tokens of each row, of which ``hidden`` holds the states.
+            wanted: Clean tokens, from the last one back, whose successors are asked for.
+            size: Tokens of a noisy block, 0 where there is none.
+
+        Returns:
+            ``[n, wanted, vocabulary]`` (None without clean tokens) and ``[n, size, vocabulary]``.
+        """
+        if not clean[0]:
+            logp = inference.log_probabilities(hidden, temperature).numpy()
+            # shifted, a position is predicted by its left neighbour; the anchor's own row is never read
+            return None, np.concatenate([logp[:, :1], logp[:, :-1]], axis=1) if self.shift else logp
+        take = (torch.tensor(clean) - wanted)[:, None] + torch.arange(wanted + size)[None]
+        hidden = hidden[torch.arange(len(clean))[:, None], take]
         logp = inference.log_probabilities(hidden, temperature).numpy()
-        anchors = logp[:, 0] if has_clean else None
         if not size:
-            return anchors, None
-        if self.shift:  # a position is predicted by its left neighbour; the anchor's own row is never read
-            return anchors, logp[:, :size] if has_clean else np.concatenate(
-                [logp[:, :1], logp[:, :-1]], axis=1
-            )
-        return anchors, logp[:, 1:] if has_clean else logp
+            return logp, None
+        first = wanted - int(self.shift)
+        return logp[:, :wanted], logp[:, first : first + size]
 
 
 def _groups(active: dict[int, Row]) -> list[list[int]]:

@@ -49,11 +49,14 @@ def build_replay(trajectories: Sequence[Trajectory], vocabulary: Vocabulary) -> 
     """Lay trajectories of one policy out.
 
     Raises:
-        DataError: when the trajectories were decoded by different policies.
+        DataError: when the trajectories were decoded by different policies, or verified: then they have the
+            likelihood of AR decoding, and their states are not those of their tokens.
     """
     policy = DecodePolicy(**trajectories[0].policy)
     if any(t.policy != trajectories[0].policy for t in trajectories):
         raise DataError("trajectories of different decode policies cannot be replayed in one batch")
+    if policy.verify:
+        raise DataError("verified trajectories cannot be replayed: roll out with decode.verify=false")
     size = policy.block_size
     width = -(-max(len(t.tokens) for t in trajectories) // size) * size
     clean = torch.full((len(trajectories), width), vocabulary.eos)
@@ -155,7 +158,9 @@ def _banned(
                 p
                 for p in range(start, min(start + t.candidates, len(t.tokens)))
                 if p // size < block
-                or (p // size == block and (steps[row, p] < step or (steps[row, p] == step and p < position)))
+                or (p // size == block and steps[row, p] < step)
+                # of one step, left to right; what a rule filled in came after all decisions
+                or (p // size == block and steps[row, p] == step and p < position and not t.forced[p])
             ]
             banned[row, position] = True
             banned[row, position, identifiers] = False

@@ -10,7 +10,14 @@ import numpy as np
 
 from dgr2.config.schema import GridConfig
 from dgr2.data.vocabulary import Vocabulary
-from dgr2.decoding.policy import DecodePolicy, prefix_length, restricted, threshold_positions
+from dgr2.decoding.policy import (
+    DecodePolicy,
+    commit_positions,
+    conflict_free,
+    prefix_length,
+    readout_order,
+    restricted,
+)
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.models.grid import BlockGrid
 
@@ -49,6 +56,48 @@ class Row:
         t = self.trajectory
         closed = self.vocabulary.think_end in t.tokens
         return closed or (self.policy.rules and self.length >= self.trace_limit)
+
+    def open_answer(self) -> bool:
+        """Open the answer where it begins; returns whether it just did."""
+        t = self.trajectory
+        opens = self.length % self.layout.size == 0 and t.answer_start is None and self.answer_begins()
+        if opens:
+            t.answer_start = self.length
+        return opens
+
+    def rule_token(self, tokens: list[int]) -> int | None:
+        """What a rule writes behind these tokens, leaving AR decoding no choice; None where it has one."""
+        if not self.policy.rules:
+            return None
+        start = self.trajectory.answer_start
+        if start is not None and len(tokens) >= start:
+            placed = self.placed(tokens[start:])
+            if len(placed) == self.candidates:
+                return self.vocabulary.eos
+            if len(placed) == self.candidates - 1:
+                return int(self.labels[(set(range(self.candidates)) - set(placed)).pop()])
+        elif self.vocabulary.think_end in tokens and len(tokens) % self.layout.size:
+            return self.vocabulary.fill
+        return None
+
+    def ar_distribution(self, tokens: list[int], logp: np.ndarray) -> np.ndarray:
+        """Log-probabilities ``[vocabulary]`` of the token behind these, as AR decoding sees them."""
+        start = self.trajectory.answer_start
+        if not self.policy.rules or start is None or len(tokens) < start:
+            return self.without_end(logp)
+        allowed = np.full(len(logp), -np.inf)
+        allowed[self.labels] = restricted(logp[self.labels], self.placed(tokens[start:]))
+        return allowed
+
+    def read_out(self, anchor: np.ndarray) -> None:
+        """Write the whole answer in the order of its anchor's probabilities, and close the row."""
+        t = self.trajectory
+        order = readout_order(anchor[self.labels])
+        t.tokens += [*self.labels[order].tolist(), self.vocabulary.eos]
+        t.steps += [0] * (len(order) + 1)
+        t.logprobs += [float(restricted(anchor[self.labels], ())[order[0]])] + [0.0] * len(order)
+        t.forced += [False] + [True] * len(order)
+        self.finish(t.tokens)
 
     def draw(self, logp: np.ndarray) -> int:
         """A token by the policy's temperature: the best one, or a sample by the row's own generator."""
@@ -95,8 +144,8 @@ class BlockRow(Row):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.size = self.policy.block_size
         self.opening = True  # the next forward gives an anchor
+        self.ended = False  # the last block waits for its verification
         self.clean: list[int] = list(self.prompt)
-        self.ids = np.full(self.size, self.vocabulary.mask)
         self._reset()
 
     def _reset(self) -> None:
@@ -105,30 +154,60 @@ class BlockRow(Row):
         self.steps = np.zeros(self.size, dtype=int)
         self.logprobs = np.zeros(self.size)
         self.forced = np.zeros(self.size, dtype=bool)
+        self.drafts: dict[int, np.ndarray] = {}  # what drafted tokens were drawn from, if they are verified
+        self.checked = 0  # tokens at the head of the block that AR decoding would have written
         self.step = 0
 
     def inputs(self) -> tuple[list[int], list[int]]:
         """Clean tokens to commit and noisy tokens to denoise in the next forward."""
         if not self.opening:
             return [], self.ids.tolist()
-        draft = self.size > 1 and self.policy.fused
-        return self.clean, self.ids.tolist() if draft else []
+        draft = self.size > 1 and self.policy.fused and not self.ended and not self._reads_out()
+        return self.clean, [self.vocabulary.mask] * self.size if draft else []
 
-    def advance(self, anchor: np.ndarray | None, block: np.ndarray | None) -> None:
-        """Take the forward's log-probabilities: ``anchor [vocabulary]`` and ``block [size, vocabulary]``."""
+    def _reads_out(self) -> bool:
+        """Whether the next anchor is the whole answer."""
+        return self.policy.readout and self.length % self.layout.size == 0 and self.answer_begins()
+
+    def advance(
+        self, anchor: np.ndarray | None, block: np.ndarray | None, commit: np.ndarray | None = None
+    ) -> None:
+        """Take the forward's log-probabilities.
+
+        Args:
+            anchor: ``[vocabulary]`` behind the clean tokens.
+            block: ``[size, vocabulary]`` of the noisy block.
+            commit: ``[size - 1, vocabulary]`` behind each token but the last of the block that this forward
+                commits; it is verified against them.
+        """
         t = self.trajectory
         opened = self.opening
-        if opened:
-            if self.length % self.layout.size == 0 and t.answer_start is None and self.answer_begins():
-                t.answer_start = self.length
-            self.opening = False
         t.forwards += 1
+        if commit is not None and not self._verify(commit):
+            t.forwards_answer += t.answer_start is not None
+            return
+        if self.ended:
+            t.forwards_answer += t.answer_start is not None
+            self.finish(t.tokens)
+            return
+        if opened:
+            self._reset()
+            opens = self.open_answer()
+            self.opening = False
+            if opens and anchor is not None:
+                t.scores = np.exp(restricted(anchor[self.labels], ())).tolist()
         in_answer = t.answer_start is not None
         t.forwards_answer += in_answer
+        if opened and self.policy.readout and t.answer_start == self.length:
+            assert anchor is not None
+            self.read_out(anchor)
+            return
         if in_answer and self.policy.rules:
             self._commit_answer(anchor if opened else None, block)
         else:
-            self._commit_by_threshold(anchor if opened else None, block)
+            self._commit_by_rule(anchor if opened else None, block)
+        if opened:
+            self.checked = 1
         self.step += 1
         self._close()
 
@@ -136,7 +215,7 @@ class BlockRow(Row):
         self.ids[position], self.masked[position] = token, False
         self.steps[position], self.logprobs[position], self.forced[position] = self.step, logp, forced
 
-    def _commit_by_threshold(self, anchor: np.ndarray | None, block: np.ndarray | None) -> None:
+    def _commit_by_rule(self, anchor: np.ndarray | None, block: np.ndarray | None) -> None:
         if self.policy.rules and self.vocabulary.think_end in self.trajectory.tokens:
             self._fill_masked()
             return
@@ -146,14 +225,16 @@ class BlockRow(Row):
             token = self.draw(anchor)
             open_positions[0] = False
             self._put(0, token, float(anchor[token]))
-        if block is not None:
+        if block is not None and open_positions.any():
             block = self.without_end(block)
-            confidence = np.exp(block.max(axis=-1))
+            policy = self.policy
             in_answer = self.trajectory.answer_start is not None
-            tau = self.policy.answer_threshold if in_answer else self.policy.threshold
-            for position in threshold_positions(confidence, open_positions, tau, anchor is None):
+            level = policy.answer_threshold if in_answer else policy.threshold
+            for position in commit_positions(policy.commit, block, open_positions, level, anchor is None):
                 token = self.draw(block[position])
                 self._put(int(position), token, float(block[position, token]))
+                if self.policy.verify:
+                    self.drafts[int(position)] = block[position]
         if self.policy.rules:
             self._fill_after_trace()
 
@@ -182,12 +263,16 @@ class BlockRow(Row):
             taken.append(int(restricted(logp, placed).argmax()))
         if block is not None and open_slots:
             logps = block[open_slots][:, self.labels]
-            length = prefix_length(logps, placed, self.policy.answer_threshold, taken)
-            length = max(length, 0 if chosen else 1)
-            chosen += list(zip(open_slots[:length], logps[:length], strict=True))
+            sure = self._sure_slots(logps, placed, taken)
+            if not sure and not chosen:
+                sure = [0]
+            chosen += [(open_slots[i], logps[i]) for i in sure]
         for position, logp in chosen:
             left = restricted(logp, placed)
             candidate = self.draw(left)
+            if self.policy.verify and position:
+                self.drafts[position] = np.full(self.vocabulary.size, -np.inf)
+                self.drafts[position][self.labels] = left
             self._put(
                 position,
                 int(self.labels[candidate]),
@@ -205,6 +290,15 @@ class BlockRow(Row):
             for position in range(max(slots, 0), self.size):
                 self._put(position, self.vocabulary.eos, 0.0, forced=True)
 
+    def _sure_slots(self, logps: np.ndarray, placed: list[int], taken: list[int]) -> list[int]:
+        """Open slots that this forward commits beside the anchor, by the rule of the answer."""
+        policy = self.policy
+        if policy.verify and policy.temperature > 0:  # a draft in one forward: repeats are taken back
+            return list(range(len(logps)))
+        if policy.answer == "conflict":
+            return conflict_free(logps, placed, policy.answer_threshold, taken)
+        return list(range(prefix_length(logps, placed, policy.answer_threshold, taken)))
+
     def _close(self) -> None:
         """Finish the row at an EOS with nothing masked before it, or the block when it is full."""
         t = self.trajectory
@@ -217,12 +311,83 @@ class BlockRow(Row):
         t.steps += self.steps.tolist()
         t.logprobs += self.logprobs.tolist()
         t.forced += self.forced.tolist()
-        if ended or self.length >= self.limit:
+        last = ended or self.length >= self.limit
+        if last and (not self.policy.verify or self._known() > (ends[0] if ended else self.size - 1)):
             self.finish(t.tokens)
             return
-        self.clean = block
+        self.ended = last
+        self.clean = [self.vocabulary.eos if token < 0 else token for token in block]
         self.opening = True
+
+    def _known(self) -> int:
+        """Tokens at the head of the block just closed that need no verification."""
+        t = self.trajectory
+        first = self.length - self.size
+        while self.checked < self.size and self.rule_token(t.tokens[: first + self.checked]) == int(
+            self.ids[self.checked]
+        ):
+            self.checked += 1
+        return self.checked
+
+    def _verify(self, commit: np.ndarray) -> bool:
+        """Whether AR decoding would have written the block; else take back what it would not have.
+
+        Greedy decoding compares tokens; a drawn token is accepted with probability min(1, p/q), else drawn
+        anew from the part of p above q (arXiv 2211.17192). What was right stays, the right token follows it,
+        and the block is denoised on from there, on the grid it was trained on.
+        """
+        t = self.trajectory
+        first = self.length - self.size
+        for i in range(self._known(), self.size):
+            before = t.tokens[: first + i]
+            if self.vocabulary.eos in before[first:]:
+                break
+            token = self.rule_token(before)
+            logp = 0.0
+            if token is None:
+                p = self.ar_distribution(before, commit[i - 1])
+                token = self._accept(p, i)
+                logp = float(p[token])
+            if token != t.tokens[first + i]:
+                self._take_back(first, i, token, logp)
+                return False
+            t.logprobs[first + i] = logp
+        return True
+
+    def _accept(self, p: np.ndarray, position: int) -> int:
+        """The token at a position of the block: the drafted one if it passes, else its correction."""
+        drafted, q = int(self.ids[position]), self.drafts.get(position)
+        if self.policy.temperature == 0.0 or q is None:
+            return self.draw(p)
+        chances, proposed = np.exp(p.astype(np.float64)), np.exp(q.astype(np.float64))
+        if self.random.random() * proposed[drafted] < chances[drafted]:
+            return drafted
+        with np.errstate(divide="ignore"):
+            return self.draw(np.log(np.maximum(chances - proposed, 0.0)))
+
+    def _take_back(self, first: int, position: int, token: int, logp: float) -> None:
+        """Keep the block up to a position, put the right token there, and what rules write behind it."""
+        t = self.trajectory
+        logprobs = t.logprobs[first : first + position]
+        del t.tokens[first:], t.steps[first:], t.logprobs[first:], t.forced[first:]
+        ids, steps, forced, step = self.ids, self.steps, self.forced, self.step
         self._reset()
+        self.ids[:position], self.masked[:position] = ids[:position], False
+        self.steps[:position], self.forced[:position] = steps[:position], forced[:position]
+        self.logprobs[:position], self.step = logprobs, step
+        self._put(position, token, logp)
+        self.checked = position + 1
+        while self.checked < self.size:
+            written = self.rule_token(t.tokens + self.ids[: self.checked].tolist())
+            if written is None:
+                break
+            self._put(self.checked, written, 0.0, forced=True)
+            self.checked += 1
+            if written == self.vocabulary.eos:
+                break
+        self.step += 1
+        self.opening, self.ended = False, False
+        self._close()
 
 
 class ArRow(Row):
@@ -236,35 +401,26 @@ class ArRow(Row):
         """Clean tokens of the next forward."""
         return self.clean, []
 
-    def advance(self, anchor: np.ndarray | None, block: np.ndarray | None) -> None:
+    def advance(
+        self, anchor: np.ndarray | None, block: np.ndarray | None, commit: np.ndarray | None = None
+    ) -> None:
         """Take the next token's log-probabilities ``anchor [vocabulary]``."""
         assert anchor is not None
         t = self.trajectory
-        if self.length % self.layout.size == 0 and t.answer_start is None and self.answer_begins():
-            t.answer_start = self.length
-        in_answer = t.answer_start is not None
+        opens = self.open_answer()
         t.forwards += 1
-        t.forwards_answer += in_answer
+        t.forwards_answer += t.answer_start is not None
+        if opens:
+            t.scores = np.exp(restricted(anchor[self.labels], ())).tolist()
+            if self.policy.readout:
+                self.read_out(anchor)
+                return
         before = self.length
-        if in_answer and self.policy.rules:
-            placed = self.placed(t.tokens[t.answer_start :])
-            left = restricted(anchor[self.labels], placed)
-            candidate = self.draw(left)
-            self._put(int(self.labels[candidate]), float(left[candidate]))
-            placed.append(candidate)
-            if len(placed) == self.candidates - 1:
-                last = (set(range(self.candidates)) - set(placed)).pop()
-                self._put(int(self.labels[last]), 0.0, forced=True)
-                placed.append(last)
-            if len(placed) == self.candidates:
-                self._put(self.vocabulary.eos, 0.0, forced=True)
-        else:
-            anchor = self.without_end(anchor)
-            token = self.draw(anchor)
-            self._put(token, float(anchor[token]))
-            if self.policy.rules and token == self.vocabulary.think_end:
-                while self.length % self.layout.size:
-                    self._put(self.vocabulary.fill, 0.0, forced=True)
+        logp = self.ar_distribution(t.tokens, anchor)
+        token: int | None = self.draw(logp)
+        self._put(token, float(logp[token]))
+        while t.tokens[-1] != self.vocabulary.eos and (token := self.rule_token(t.tokens)) is not None:
+            self._put(token, 0.0, forced=True)
         self.clean = t.tokens[before:]
         if t.tokens[-1] == self.vocabulary.eos or self.length >= self.limit:
             self.finish(t.tokens)

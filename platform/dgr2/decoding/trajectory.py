@@ -25,6 +25,8 @@ class Trajectory:
         forwards_answer: Those that drafted or denoised the answer.
         answer_start: Index in ``tokens`` where the answer begins; None when it never opened.
         candidates: Number of candidates.
+        scores: Probability of each candidate at the anchor of the answer, where it was opened: a calibrated
+            score of being the best one.
         policy: The policy, as recorded.
     """
 
@@ -37,6 +39,7 @@ class Trajectory:
     forwards_answer: int = 0
     answer_start: int | None = None
     candidates: int = 0
+    scores: list[float] = field(default_factory=list)
     policy: dict[str, Any] = field(default_factory=dict)
 
     def emitted(self, vocabulary: Vocabulary) -> int:

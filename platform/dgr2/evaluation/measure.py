@@ -101,7 +101,7 @@ def decode_row(
     again: list[int] = []
     if shipped.rules:
         again = list(range(len(held_out)))
-        if shipped.name == "ar":
+        if shipped.name == "ar" and not shipped.readout:
             again = [i for i in again if not _undisturbed(engine, natively[i], held_out.counts[i])]
     subset = held_out.take(again)
     redone = engine.decode(subset.prompts, subset.counts, shipped, on_done) if again else []

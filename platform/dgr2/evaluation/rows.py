@@ -70,7 +70,7 @@ PAIR_METRICS = ("recall@1", "ndcg@3")
 def row_policies(row: Row, config: Config) -> tuple[DecodePolicy, DecodePolicy]:
     """The policy and the native decode of a decoded row."""
     if row.mode == "ar":
-        return ar_policy(permutation=True), ar_policy(permutation=False)
+        return ar_policy(permutation=True, readout=config.decode.readout), ar_policy(permutation=False)
     return shipped_policy(config.decode, config.grid), native_policy(config.decode, config.grid)
 
 

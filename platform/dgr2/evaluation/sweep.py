@@ -25,7 +25,10 @@ def threshold_sweep(engine: Engine, held_out: HeldOut, on_done: OnDone | None = 
     points = []
     for threshold in config.evaluation.sweep:
         policy = replace(
-            native_policy(config.decode, config.grid), threshold=threshold, answer_threshold=threshold
+            native_policy(config.decode, config.grid),
+            commit="threshold",
+            threshold=threshold,
+            answer_threshold=threshold,
         )
         decoded = engine.decode(held_out.prompts, held_out.counts, policy, on_done)
         outcome = judge(engine, decoded, held_out, policy, native=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -88,15 +89,21 @@ def save_model(
 
 
 def hidden_states(model: Qwen3ForCausalLM, rows: PackedRows) -> Tensor:
-    """Last hidden states ``[batch, length, hidden]`` of packed rows; differentiable, no cache."""
+    """Last hidden states ``[batch, length, hidden]`` of packed rows; differentiable, no cache.
+
+    Those of the prompt but its last token predict nothing and are zero.
+    """
     transformer = Transformer(model)
     cos, sin = transformer.tables(int(rows.positions.max()) + 1)
-    return transformer.forward(
+    first = max(rows.prompt - 1, 0)
+    hidden = transformer.forward(
         rows.ids,
         cos[rows.positions][:, :, None],
         sin[rows.positions][:, :, None],
-        lambda _, q, k, v: attention(q, k, v, rows.mask),
+        lambda _, q, k, v: attention(q, k, v, rows.mask[:, :, rows.ids.shape[1] - q.shape[1] :]),
+        first,
     )
+    return F.pad(hidden, (0, 0, first, 0))
 
 
 def log_probabilities(model: Qwen3ForCausalLM, hidden: Tensor, vocabulary: Vocabulary) -> Tensor:

@@ -39,7 +39,7 @@ class InferenceModel:
         self.values = torch.zeros_like(self.keys)
 
     @torch.inference_mode()
-    def forward(self, rows: Tensor, ids: Tensor, positions: Tensor, limits: Tensor) -> Tensor:
+    def forward(self, rows: Tensor, ids: Tensor, positions: Tensor, limits: Tensor, first: int = 0) -> Tensor:
         """Run tokens of some slots through the model and write their keys and values.
 
         Args:
@@ -47,9 +47,10 @@ class InferenceModel:
             ids: ``[n, width]`` token ids.
             positions: ``[n, width]`` absolute positions, consecutive within a row.
             limits: ``[n, width]``; a query sees the keys at positions below its limit.
+            first: First column whose hidden state is wanted.
 
         Returns:
-            Hidden states ``[n, width, hidden]`` after the final norm.
+            Hidden states ``[n, width - first, hidden]`` after the final norm.
         """
         n, width = ids.shape
         span = int(limits.max())
@@ -67,10 +68,11 @@ class InferenceModel:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
             keys[write], values[write] = k, v
-            return attention(q, keys[:, :span][read], values[:, :span][read], mask)
+            seen = None if mask is None else mask[:, :, width - q.shape[1] :]
+            return attention(q, keys[:, :span][read], values[:, :span][read], seen)
 
         return self.transformer.forward(
-            ids, self.cos[positions][:, :, None], self.sin[positions][:, :, None], attend
+            ids, self.cos[positions][:, :, None], self.sin[positions][:, :, None], attend, first
         )
 
     @torch.inference_mode()

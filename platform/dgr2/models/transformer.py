@@ -54,13 +54,16 @@ class Transformer:
             cos, sin = self.rotary(self.embedding[:1], positions)
         return cos[0], sin[0]
 
-    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Hidden states ``[n, width, hidden]`` after the final norm.
+    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend, first: int = 0) -> Tensor:
+        """Hidden states ``[n, width - first, hidden]`` after the final norm.
 
         Args:
             ids: ``[n, width]``.
             cos, sin: ``[n, width, 1, head_dim]`` of each token's position.
-            attend: Attention of one layer; it knows masks and caches.
+            attend: Attention of one layer; it knows masks and caches. In the last layer the queries are those
+                from column ``first`` on.
+            first: First column whose hidden state is wanted: the last layer computes no others, though the
+                keys and values of all.
         """
         n, width = ids.shape
         x = F.embedding(ids, self.embedding)
@@ -68,9 +71,11 @@ class Transformer:
         for index, layer in enumerate(self.layers):
             qkv = F.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
             q, k, v = qkv.view(n, width, sum(split), self.head_dim).split(split, dim=2)
-            q = rotate(self._norm(q, layer.q_norm), cos, sin)
             k = rotate(self._norm(k, layer.k_norm), cos, sin)
-            attended = attend(index, q, k, v).reshape(n, width, -1)
+            if first and index == len(self.layers) - 1:
+                q, x, cos, sin = q[:, first:], x[:, first:], cos[:, first:], sin[:, first:]
+            q = rotate(self._norm(q, layer.q_norm), cos, sin)
+            attended = attend(index, q, k, v).reshape(n, x.shape[1], -1)
             x = x + F.linear(attended, layer.output, layer.output_bias)
             gate, up = F.linear(self._norm(x, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate) * up, layer.down)

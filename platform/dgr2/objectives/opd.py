@@ -58,9 +58,7 @@ class TeacherScores:
         return cls(ids, top, tail)
 
 
-def draw_states(
-    replay: Replay, copies: int, random: np.random.Generator, first_share: float = 0.0
-) -> Tensor:
+def draw_states(replay: Replay, copies: int, random: np.random.Generator, first_share: float = 0.0) -> Tensor:
     """Masked positions of visited states: bool ``[copies, batch, response]``.
 
     Every copy shows every block as it was before one of its steps: before the first one with probability

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from dgr2.data.instances import InstanceBuilder
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.decoding.decoder import Decoder
+from dgr2.decoding.load import LoadTable, narrower, powers
 from dgr2.decoding.policy import DecodePolicy, shipped_policy
 from dgr2.decoding.shipped import Shipped
 from dgr2.decoding.trajectory import Trajectory
@@ -83,6 +84,7 @@ class Reranker:
         self.name, self.version = name, version
         self.builder, self.decoder, self.policy, self.reader = builder, decoder, policy, reader
         self.candidates, self.max_history = candidates, max_history
+        self.load = LoadTable((policy,), {})
         self.items = len(builder.items.leaf) - 1
 
     @classmethod
@@ -180,7 +182,7 @@ class Reranker:
             trajectories = self.decoder.decode(
                 [instance.prompt_ids for instance in instances],
                 list(map(len, lists)),
-                self.policy,
+                self.load.choose(len(several)),
                 len(several),
             )
             for i, trajectory in zip(several, trajectories, strict=True):
@@ -214,6 +216,18 @@ class Reranker:
             int(i) for i in np.argsort(-popularity[1:], kind="stable") + 1 if i not in (*history, *listed)
         ]
         return Query(history, (listed + rest)[: len(found)])
+
+    def follow_load(self, largest_batch: int) -> None:
+        """Measure which decode is fastest at which batch size; from now on each batch takes that one."""
+        query = self.example()
+        (instance,) = self.builder.build([query.history], [query.candidates])
+        self.load = LoadTable.measure(
+            self.decoder,
+            narrower(self.policy),
+            [instance.prompt_ids],
+            [len(query.candidates)],
+            powers(largest_batch),
+        )
 
     def smoke_test(self) -> None:
         """Answer the example.

@@ -1,0 +1,81 @@
+"""Which decode is fastest at which load, by measurement.
+
+Block decoding spends arithmetic to save forwards: few rows leave it free, many rows do not. A student decodes
+by wide blocks, narrow ones, or as the AR model that its clean stream is, whichever costs least at a load.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dgr2.decoding.decoder import Decoder
+from dgr2.decoding.policy import DecodePolicy, ar_policy
+
+
+@dataclass(frozen=True)
+class LoadTable:
+    """Seconds a row by rows in flight and policy.
+
+    Attributes:
+        policies: Those to choose from; the first one where nothing was measured.
+        seconds: ``{rows: [seconds a row of each policy]}``.
+    """
+
+    policies: tuple[DecodePolicy, ...]
+    seconds: dict[int, list[float]]
+
+    @classmethod
+    def measure(
+        cls,
+        decoder: Decoder,
+        policies: Sequence[DecodePolicy],
+        prompts: Sequence[Sequence[int]],
+        candidates: Sequence[int],
+        loads: Sequence[int],
+        rounds: int = 3,
+    ) -> LoadTable:
+        """Time every policy at every load, in turns; the median of ``rounds`` after one unmeasured.
+
+        Args:
+            prompts, candidates: What to decode, repeated to fill a load.
+            loads: Numbers of rows decoded together.
+        """
+        seconds: dict[int, list[float]] = {}
+        for rows in sorted(set(loads)):
+            asked = [list(prompts[i % len(prompts)]) for i in range(rows)]
+            counts = [candidates[i % len(prompts)] for i in range(rows)]
+            spent = np.zeros((1 + rounds, len(policies)))
+            for turn in range(1 + rounds):
+                for index, policy in enumerate(policies):
+                    start = time.perf_counter()
+                    decoder.decode(asked, counts, policy, rows)
+                    spent[turn, index] = time.perf_counter() - start
+            seconds[rows] = (np.median(spent[1:], axis=0) / rows).tolist()
+        return cls(tuple(policies), seconds)
+
+    def choose(self, rows: int) -> DecodePolicy:
+        """The fastest policy at the smallest measured load that holds ``rows``, or else at the largest."""
+        if not self.seconds:
+            return self.policies[0]
+        load = min((n for n in self.seconds if n >= rows), default=max(self.seconds))
+        return self.policies[int(np.argmin(self.seconds[load]))]
+
+
+def narrower(policy: DecodePolicy) -> list[DecodePolicy]:
+    """A policy, itself by blocks of a quarter, and as AR decoding with the same rules."""
+    quarter = policy.block_size // 4
+    blocks = [policy] + ([replace(policy, block_size=quarter)] if quarter > 1 else [])
+    return [*blocks, ar_policy(permutation=policy.rules, readout=policy.readout)]
+
+
+def powers(largest: int) -> list[int]:
+    """Loads to measure: 1, 4, 16, … and the largest one."""
+    loads, load = [], 1
+    while load < largest:
+        loads.append(load)
+        load *= 4
+    return [*loads, largest]
