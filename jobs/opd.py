@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from datasets import load_from_disk
 
-from dgr2.decoding.policy import DecodePolicy, ar_policy, rollout_policy
+from dgr2.decoding.policy import DecodePolicy, ar_policy, rollout_policy, shipped_policy
 from dgr2.decoding.shipped import Shipped
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.jobs.online import OnlineLoop
@@ -40,7 +40,9 @@ def distil(context: StageContext, stage: str, on_policy: bool) -> dict[str, floa
     lists = load_from_disk(str(run.data / "instances" / "train"))
     prompts, candidates = lists["prompt_ids"][:], lists["candidates"][:]
     teacher = run.checkpoint("teacher")
-    deployed = rollout_policy(config.decode, config.grid, settings.temperature)
+    deployed = shipped_policy(replace(config.decode, readout=False), config.grid)
+    if settings.temperature:
+        deployed = rollout_policy(config.decode, config.grid, settings.temperature)
     policy = deployed if on_policy else ar_policy(True, settings.temperature)
     figures: dict[str, float] = {}
     with OnlineLoop(

@@ -12,7 +12,7 @@ from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
 
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy, ar_policy
-from dgr2.decoding.replay import build_replay
+from dgr2.decoding.replay import build_replay, replay_logprobs
 from dgr2.errors import DataError
 
 V = VOCABULARY
@@ -86,8 +86,9 @@ def test_sampled_output_has_the_distribution_of_ar_sampling(answer):
 
 def test_verified_trajectories_are_not_replayed():
     decoder, prompts = Decoder(tiny_model(65), V, GRID), tiny_prompts(2)
-    with pytest.raises(DataError, match="verified"):
-        build_replay(decoder.decode(prompts, [4] * 2, verified()), V)
+    replay = build_replay(decoder.decode(prompts, [4] * 2, verified()), V)
+    with pytest.raises(DataError, match="no likelihood"):
+        replay_logprobs(decoder.model, prompts, replay, V)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

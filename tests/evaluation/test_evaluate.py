@@ -145,7 +145,8 @@ def test_bench_decode_writes_figures_with_bounds(story_run, story_config, story_
     assert set(figures) >= wanted
     for figure in figures.values():
         assert set(figure) == {"value", "low", "high", "unit"}
-        assert figure["low"] <= figure["value"] <= figure["high"]
+        rounding = 1e-12 * abs(figure["value"])
+        assert figure["low"] - rounding <= figure["value"] <= figure["high"] + rounding
 
 
 def test_bench_refuses_what_it_cannot_measure(story_run, story_config):

@@ -150,7 +150,7 @@ class OptimConfig:
 class TeacherConfig:
     midtrain: OptimConfig = field(default_factory=lambda: OptimConfig(steps=50))
     """Next-token prediction on item cards and user histories, so that ids carry meaning."""
-    sft: OptimConfig = field(default_factory=lambda: OptimConfig(steps=700))
+    sft: OptimConfig = field(default_factory=lambda: OptimConfig(steps=760))
     """Supervised fine-tuning on the traces."""
     reason_weight: float = 0.5
     """Weight of a reasoning token in the SFT loss; must be below answer_weight."""
@@ -162,7 +162,7 @@ class TeacherConfig:
 
 @dataclass
 class CftConfig:
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=460))
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=420))
     """Optimisation of the conversion."""
     alpha: float = 1.0
     """Weight of the diffusion loss beside the AR loss."""
@@ -267,7 +267,7 @@ class DecodeConfig:
     ``conflict`` (every confident slot; of two with the same best identifier only the surer)."""
     readout: bool = False
     """The answer is the order of its anchor's probabilities, without another forward; in AR mode too."""
-    verify: bool = False
+    verify: bool = True
     """Lossless: the commit forward takes back what AR decoding would not have written."""
     draft_threshold: float = 0.4
     """Level in the trace where drafts are verified: it changes the speed only."""

@@ -36,6 +36,8 @@ class Replay:
         decided: bool ``[batch, response]``: tokens of the response that the model decided, not a rule.
         banned: bool ``[batch, response, vocabulary]`` tokens that a rule made impossible for a decision.
         block_size: Tokens a block.
+        verified: The decode was verified: a state holds what was right in it, and the likelihood is that of
+            AR decoding.
     """
 
     clean: Tensor
@@ -43,20 +45,18 @@ class Replay:
     decided: Tensor
     banned: Tensor
     block_size: int
+    verified: bool = False
 
 
 def build_replay(trajectories: Sequence[Trajectory], vocabulary: Vocabulary) -> Replay:
     """Lay trajectories of one policy out.
 
     Raises:
-        DataError: when the trajectories were decoded by different policies, or verified: then they have the
-            likelihood of AR decoding, and their states are not those of their tokens.
+        DataError: when the trajectories were decoded by different policies.
     """
     policy = DecodePolicy(**trajectories[0].policy)
     if any(t.policy != trajectories[0].policy for t in trajectories):
         raise DataError("trajectories of different decode policies cannot be replayed in one batch")
-    if policy.verify:
-        raise DataError("verified trajectories cannot be replayed: roll out with decode.verify=false")
     size = policy.block_size
     width = -(-max(len(t.tokens) for t in trajectories) // size) * size
     clean = torch.full((len(trajectories), width), vocabulary.eos)
@@ -70,7 +70,8 @@ def build_replay(trajectories: Sequence[Trajectory], vocabulary: Vocabulary) -> 
         for position, (token, step, _) in enumerate(t.tail, start=n):
             if token >= 0:
                 clean[row, position], steps[row, position] = token, step
-    return Replay(clean, steps, decided, _banned(trajectories, clean, steps, policy, vocabulary), size)
+    banned = _banned(trajectories, clean, steps, policy, vocabulary)
+    return Replay(clean, steps, decided, banned, size, policy.verify)
 
 
 def replay_logprobs(
@@ -81,7 +82,13 @@ def replay_logprobs(
     shift: bool = False,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Log-probability of each token in the state of its decision: ``[batch, response]``, else 0."""
+    """Log-probability of each token in the state of its decision: ``[batch, response]``, else 0.
+
+    Raises:
+        DataError: the trajectories were verified: their tokens were not decided in these states.
+    """
+    if replay.verified:
+        raise DataError("verified trajectories have no likelihood by states: roll out without verification")
     rows, place = pack_decisions(prompts, replay, vocabulary)
     hidden, keep = hidden_states(model, rows), replay.decided
     clean, noisy = rows.clean(hidden), rows.noisy(hidden)
