@@ -229,7 +229,7 @@ class OpdConfig:
 @dataclass
 class RlConfig:
     optim: OptimConfig = field(
-        default_factory=lambda: OptimConfig(steps=24, batch_size=64, learning_rate=5e-5, checkpoint_every=8)
+        default_factory=lambda: OptimConfig(steps=20, batch_size=64, learning_rate=2e-5, checkpoint_every=10)
     )
     """Optimisation; ``batch_size`` is the rollouts of a step, whole groups."""
     group: int = 8
