@@ -17,8 +17,8 @@ SPACES = {
         "cft.alpha=uniform(0.5,2.0)",
         "cft.full_mask_share_answer=uniform(0.2,0.6)",
     ),
-    "opd": ("opd.optim.learning_rate=loguniform(1e-4,1e-3)", "opd.ar_weight=uniform(0.25,1.0)"),
-    "rl": ("rl.optim.learning_rate=loguniform(5e-5,5e-4)", "rl.clip_high=uniform(0.2,0.4)"),
+    "opd": ("opd.optim.learning_rate=loguniform(1e-4,1e-3)", "opd.confidence_weight=uniform(0.0,2.0)"),
+    "rl": ("rl.optim.learning_rate=loguniform(5e-6,1e-4)", "rl.clip_high=uniform(0.2,0.4)"),
 }
 """Stages that can be searched, and the space of each where the configuration names none."""
 ONLINE = {"valid_tokens_per_forward": "max", "valid": "max", "tokens_per_forward": "max"}
