@@ -92,10 +92,8 @@ def _speed(
 def _following_load(engine: Engine, held_out: HeldOut, subset: HeldOut, batch_size: int) -> Figures:
     """The decode that a table, measured on other instances, chooses for the batch size, against AR."""
     shipped = shipped_policy(engine.config.decode, engine.config.grid)
-    others = held_out.take(evenly(len(held_out), 2 * batch_size))
-    table = LoadTable.measure(
-        engine.decoder, narrower(shipped), others.prompts, others.counts, [batch_size], rounds=5
-    )
+    others = held_out.take(evenly(len(held_out), 48)[1::2])
+    table = LoadTable.measure(engine.decoder, narrower(shipped), others.prompts, others.counts, [batch_size])
     chosen = table.choose(batch_size)
     policies = {"ar": ar_policy(permutation=True, readout=shipped.readout), "chosen": chosen}
     timings = time_in_turns(engine, subset.prompts, subset.counts, policies, batch_size)

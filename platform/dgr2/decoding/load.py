@@ -15,6 +15,9 @@ import numpy as np
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy, ar_policy
 
+MARGIN = 0.05
+"""Share of the time that must be saved for another decode than AR."""
+
 
 @dataclass(frozen=True)
 class LoadTable:
@@ -41,34 +44,40 @@ class LoadTable:
         """Time every policy at every load, in turns; the median of ``rounds`` after one unmeasured.
 
         Args:
-            prompts, candidates: What to decode, repeated to fill a load.
+            prompts, candidates: What to decode, all of it at every load; how fast a decode is depends on the
+                request, so give several.
             loads: Numbers of rows decoded together.
         """
         seconds: dict[int, list[float]] = {}
         for rows in sorted(set(loads)):
-            asked = [list(prompts[i % len(prompts)]) for i in range(rows)]
-            counts = [candidates[i % len(prompts)] for i in range(rows)]
+            times = -(-rows // len(prompts))  # enough to fill the load
+            asked, counts = [list(p) for p in prompts] * times, list(candidates) * times
             spent = np.zeros((1 + rounds, len(policies)))
             for turn in range(1 + rounds):
                 for index, policy in enumerate(policies):
                     start = time.perf_counter()
                     decoder.decode(asked, counts, policy, rows)
                     spent[turn, index] = time.perf_counter() - start
-            seconds[rows] = (np.median(spent[1:], axis=0) / rows).tolist()
+            seconds[rows] = (np.median(spent[1:], axis=0) / len(asked)).tolist()
         return cls(tuple(policies), seconds)
 
     def choose(self, rows: int) -> DecodePolicy:
-        """The fastest policy at the smallest measured load that holds ``rows``, or else at the largest."""
+        """The fastest policy at the smallest measured load that holds ``rows``, or else at the largest.
+
+        The last policy stays where no other saves more than ``MARGIN``: a measurement decides no less.
+        """
         if not self.seconds:
             return self.policies[0]
         load = min((n for n in self.seconds if n >= rows), default=max(self.seconds))
-        return self.policies[int(np.argmin(self.seconds[load]))]
+        seconds = self.seconds[load]
+        best = int(np.argmin(seconds))
+        return self.policies[best if seconds[best] < (1 - MARGIN) * seconds[-1] else -1]
 
 
 def narrower(policy: DecodePolicy) -> list[DecodePolicy]:
-    """A policy, itself by blocks of a quarter, and as AR decoding with the same rules."""
-    quarter = policy.block_size // 4
-    blocks = [policy] + ([replace(policy, block_size=quarter)] if quarter > 1 else [])
+    """A policy, itself by blocks of a half and a quarter, and as AR decoding with the same rules."""
+    sizes = [policy.block_size // parts for parts in (2, 4) if policy.block_size // parts > 1]
+    blocks = [policy, *(replace(policy, block_size=size) for size in sizes)]
     return [*blocks, ar_policy(permutation=policy.rules, readout=policy.readout)]
 
 

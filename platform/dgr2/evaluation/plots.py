@@ -91,7 +91,7 @@ def _sweep(report: Mapping, swept: str) -> Figure:
         for axes, height in ((accuracy, recall[i]["ci95"][1]), (validity, point["validity"])):
             axes.annotate(
                 f"τ={point['threshold']:g}", (speed[i], height), fontsize=8,
-                xytext=(0, 5), textcoords="offset points", rotation=45,
+                xytext=(0, 5 + 16 * (i % 2)), textcoords="offset points", rotation=45,  # neighbours apart
             )  # fmt: skip
     for name, marker, colour, label in (
         (swept, "*", _ORANGE, "as shipped, all instances"),

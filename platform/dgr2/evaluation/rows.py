@@ -75,8 +75,9 @@ def row_policies(row: Row, config: Config) -> tuple[DecodePolicy, DecodePolicy]:
 
 
 def describe(policy: DecodePolicy) -> dict[str, object]:
-    """A policy as the report and the cache hold it: its record, and a label by the rule of the answer."""
+    """A policy as the report and the cache hold it: its record, and a label by its rules."""
     rule = policy.answer
     if policy.name == "ar":
         rule = "ar+permutation" if policy.permutation else "ar"
-    return policy.record() | {"label": rule}
+    more = [name for name in ("readout", "verify") if getattr(policy, name)]
+    return policy.record() | {"label": "+".join([rule, *more])}

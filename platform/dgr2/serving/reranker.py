@@ -31,6 +31,9 @@ from dgr2.storage import RunFolder
 
 log = logging.getLogger(__name__)
 
+LOAD_EXAMPLES = 8
+"""Requests that the decodes of a replica are timed on."""
+
 
 @dataclass(frozen=True)
 class Query:
@@ -203,10 +206,14 @@ class Reranker:
             flaws=tuple(flaw for flaw in FLAWS if getattr(answer, flaw)),
         )
 
-    def example(self) -> Query:
-        """A request to start from: a popular item and what others had with it, and the first stage's list."""
+    def example(self, rank: int = 0) -> Query:
+        """A request to start from: a popular item and what others had with it, and the first stage's list.
+
+        Args:
+            rank: Items more popular than that one.
+        """
         popularity = self.builder.statistics.popularity
-        last = 1 + int(np.argmax(popularity[1:]))
+        last = 1 + int(np.argsort(-popularity[1:], kind="stable")[rank])
         near = self.builder.retriever.retrieve([[last]], 1).items[0]
         before = int(near[0]) or (last % self.items) + 1
         history = [before, last]
@@ -219,14 +226,16 @@ class Reranker:
 
     def follow_load(self, largest_batch: int) -> None:
         """Measure which decode is fastest at which batch size; from now on each batch takes that one."""
-        query = self.example()
-        (instance,) = self.builder.build([query.history], [query.candidates])
+        queries = [self.example(rank) for rank in range(min(LOAD_EXAMPLES, self.items))]
+        lists = [query.candidates for query in queries]
+        instances = self.builder.build([query.history for query in queries], lists)
         self.load = LoadTable.measure(
             self.decoder,
             narrower(self.policy),
-            [instance.prompt_ids],
-            [len(query.candidates)],
+            [instance.prompt_ids for instance in instances],
+            list(map(len, lists)),
             powers(largest_batch),
+            rounds=2,
         )
 
     def smoke_test(self) -> None:
