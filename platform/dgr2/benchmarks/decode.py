@@ -1,7 +1,7 @@
 """Decoding of a student against its own AR mode and against Hugging Face's ``generate``, timed in turns.
 
-A speed-up is a ratio of medians of tokens a second, prefill included. What a decode answers is quoted beside
-how fast it is, on ``evaluation.sweep_instances`` instances.
+A speed-up is a ratio of median seconds on the same prompts, prefill included. What a decode answers is quoted
+beside how fast it is, on ``evaluation.sweep_instances`` instances.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dgr2.evaluation.instances import HeldOut, evenly
 from dgr2.evaluation.measure import judge
 from dgr2.evaluation.metrics import METRICS, metric_values
 from dgr2.evaluation.speed import time_in_turns
+from dgr2.models.grid import BlockGrid
 
 BATCHES = {1: 1, 16: 4}
 """Batch sizes and how many times ``evaluation.speed_instances`` each decodes."""
@@ -147,13 +148,11 @@ def generate(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
         attention[row, width - len(prompt) :] = 1
-    limit = grid.trace_blocks * grid.block_size + -(
-        -(engine.config.data.candidates + 1) // grid.block_size
-    ) * (grid.block_size)
+    answer = BlockGrid(grid.block_size).padded(engine.config.data.candidates + 1)
     written = engine.decoder.model.generate(
         ids,
         attention_mask=attention,
-        max_new_tokens=limit,
+        max_new_tokens=grid.trace_blocks * grid.block_size + answer,
         do_sample=False,
         eos_token_id=vocabulary.eos,
         pad_token_id=vocabulary.pad,

@@ -57,12 +57,13 @@ class Row:
         closed = self.vocabulary.think_end in t.tokens
         return closed or (self.policy.rules and self.length >= self.trace_limit)
 
-    def open_answer(self) -> bool:
-        """Open the answer where it begins; returns whether it just did."""
+    def open_answer(self, anchor: np.ndarray) -> bool:
+        """Open the answer where it begins, with its anchor's scores; returns whether it just did."""
         t = self.trajectory
         opens = self.length % self.layout.size == 0 and t.answer_start is None and self.answer_begins()
         if opens:
             t.answer_start = self.length
+            t.scores = np.exp(restricted(anchor[self.labels], ())).tolist()
         return opens
 
     def rule_token(self, tokens: list[int]) -> int | None:
@@ -191,17 +192,15 @@ class BlockRow(Row):
             self.finish(t.tokens)
             return
         if opened:
+            assert anchor is not None
             self._reset()
-            opens = self.open_answer()
             self.opening = False
-            if opens and anchor is not None:
-                t.scores = np.exp(restricted(anchor[self.labels], ())).tolist()
+            if self.open_answer(anchor) and self.policy.readout:
+                t.forwards_answer += 1
+                self.read_out(anchor)
+                return
         in_answer = t.answer_start is not None
         t.forwards_answer += in_answer
-        if opened and self.policy.readout and t.answer_start == self.length:
-            assert anchor is not None
-            self.read_out(anchor)
-            return
         if in_answer and self.policy.rules:
             self._commit_answer(anchor if opened else None, block)
         else:
@@ -407,14 +406,12 @@ class ArRow(Row):
         """Take the next token's log-probabilities ``anchor [vocabulary]``."""
         assert anchor is not None
         t = self.trajectory
-        opens = self.open_answer()
+        opens = self.open_answer(anchor)
         t.forwards += 1
         t.forwards_answer += t.answer_start is not None
-        if opens:
-            t.scores = np.exp(restricted(anchor[self.labels], ())).tolist()
-            if self.policy.readout:
-                self.read_out(anchor)
-                return
+        if opens and self.policy.readout:
+            self.read_out(anchor)
+            return
         before = self.length
         logp = self.ar_distribution(t.tokens, anchor)
         token: int | None = self.draw(logp)
