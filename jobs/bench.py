@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
-from dgr2.benchmarks import Figures
+from dgr2.benchmarks import Figures, Summary
 from dgr2.benchmarks.decode import bench_decode
 from dgr2.benchmarks.replay import bench_replay
 from dgr2.benchmarks.train import bench_train
@@ -38,7 +38,7 @@ def bench(
     if what in SYNTHETIC:
         if run is not None:
             raise ConfigError(f"'{what}' measures a model of --shape, not a run: leave --run out")
-        figures = SYNTHETIC[what](shape, repeats, config.evaluation.bootstrap, config.seed)
+        figures = SYNTHETIC[what](shape, repeats, Summary.of(config))
     elif what == "decode":
         if run is None:
             raise ConfigError("'decode' measures the student of a run: give --run DIR")

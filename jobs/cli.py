@@ -142,7 +142,9 @@ def bench(
     run: Annotated[Path | None, typer.Option("--run", help="Run folder (decode).")] = None,
     shape: Annotated[str, typer.Option("--shape", help="Model shape of train and replay.")] = "small",
     repeats: Annotated[int, typer.Option("--repeats", min=2, help="Rounds of train and replay.")] = 15,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file; a picture lies beside it.")
+    ] = None,
 ) -> None:
     """Measure speed as ratios of one process; a run's files stay as they are."""
     with _errors():
@@ -159,6 +161,10 @@ def bench(
         figures = measure(what, folder, cfg, shape, repeats, Console())
         if json is not None:
             write_json(json, {"figures": figures})
+            if what == "decode":
+                from dgr2.benchmarks.plots import write_decode_plot
+
+                write_decode_plot(figures, json.with_suffix(".png"))
 
 
 @app.command()

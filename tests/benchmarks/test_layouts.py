@@ -10,7 +10,6 @@ from dgr2.benchmarks.decode import generate
 from dgr2.benchmarks.replay import stepwise_logprobs
 from dgr2.benchmarks.shapes import LABELS, Shape, find_shape
 from dgr2.benchmarks.train import BLOCK, Batch, duplicated_loss, packed_loss
-from dgr2.benchmarks.turns import time_turns
 from dgr2.config.schema import CftConfig, Config, ModelConfig
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy, ar_policy
@@ -61,13 +60,6 @@ def test_hugging_face_writes_what_our_ar_decoding_writes():
         decoder, prompts = Decoder(tiny_model(72, scale), V, GRID), tiny_prompts(8)
         ours = decoder.decode(prompts, [4] * 8, ar_policy(permutation=False), batch_size=4)
         assert generate(Engine(decoder, V, config), prompts) == [t.tokens for t in ours]
-
-
-def test_turns_alternate_after_a_round_of_warm_up():
-    order = []
-    seconds = time_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3)
-    assert "".join(order) == "ab" + "ab" + "ba" + "ab"
-    assert all(len(spent) == 3 and (spent >= 0).all() for spent in seconds.values())
 
 
 def test_shapes_are_found_by_name():

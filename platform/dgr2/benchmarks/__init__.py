@@ -1,5 +1,5 @@
-"""Benchmarks: what is compared alternates in one process, so that a slow moment slows every side."""
+"""Benchmarks: speed as ratios of one process, accuracy beside it."""
 
-from dgr2.benchmarks.turns import Figures, figure, time_turns
+from dgr2.benchmarks.figures import Figures, Summary
 
-__all__ = ["Figures", "figure", "time_turns"]
+__all__ = ["Figures", "Summary"]

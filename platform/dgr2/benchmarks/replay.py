@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
+from dgr2.benchmarks.figures import Figures, Summary, exact
 from dgr2.benchmarks.shapes import LABELS, find_shape, words
-from dgr2.benchmarks.turns import Figures, figure, time_turns
 from dgr2.config.schema import GridConfig
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy
 from dgr2.decoding.replay import Replay, build_replay, masked_log_probabilities, replay_logprobs
 from dgr2.decoding.trajectory import Trajectory
-from dgr2.evaluation.bootstrap import Interval, median_interval, median_ratio_interval
 from dgr2.models.backbone import hidden_states
 from dgr2.models.packed import PackedRows
+from dgr2.telemetry import time_turns
 
 PROMPT, ROWS = 192, 16
 """Tokens of a prompt, trajectories of a micro-batch: the demo's."""
@@ -27,12 +26,12 @@ POLICY = DecodePolicy("policy", 16, 4, "threshold", 4, commit="static", temperat
 """Four tokens a forward, whatever the weights."""
 
 
-def bench_replay(shape: str, repeats: int, resamples: int, seed: int) -> Figures:
+def bench_replay(shape: str, repeats: int, summary: Summary) -> Figures:
     """Seconds of likelihood and gradient of a micro-batch of trajectories."""
-    model, vocabulary = find_shape(shape).build(seed)
-    prompts: list[list[int]] = words((ROWS, PROMPT), vocabulary, seed).tolist()
+    model, vocabulary = find_shape(shape).build(summary.seed)
+    prompts: list[list[int]] = words((ROWS, PROMPT), vocabulary, summary.seed).tolist()
     trajectories = Decoder(model, vocabulary, GridConfig()).decode(
-        prompts, [LABELS] * ROWS, POLICY, batch_size=ROWS, seed=seed
+        prompts, [LABELS] * ROWS, POLICY, batch_size=ROWS, seed=summary.seed
     )
     replay = build_replay(trajectories, vocabulary)
 
@@ -40,21 +39,18 @@ def bench_replay(shape: str, repeats: int, resamples: int, seed: int) -> Figures
         model.zero_grad(set_to_none=True)
         logprobs.sum().backward()
 
-    def packed() -> None:
+    def packed(turn: int) -> None:
         run(replay_logprobs(model, prompts, replay, vocabulary))
 
-    def one_row_a_step() -> None:
+    def one_row_a_step(turn: int) -> None:
         run(stepwise_logprobs(model, prompts, trajectories, replay, vocabulary))
 
-    seconds = time_turns({"packed": packed, "one_row_a_step": one_row_a_step}, repeats)
-    interval = partial(median_interval, resamples=resamples, seed=seed)
+    timed = time_turns({"packed": packed, "one_row_a_step": one_row_a_step}, repeats)
     decided = float(replay.decided.sum()) / sum(t.forwards for t in trajectories)
     return {
-        **{f"replay_{name}_seconds": figure(interval(spent), "s") for name, spent in seconds.items()},
-        "replay_packed": figure(
-            median_ratio_interval(seconds["one_row_a_step"], seconds["packed"], resamples, seed), "x"
-        ),
-        "replay_tokens_per_forward": figure(Interval(decided, decided, decided), "tokens"),
+        **{f"replay_{name}_seconds": summary.median(turns.seconds, "s") for name, turns in timed.items()},
+        "replay_packed": summary.ratio(timed["one_row_a_step"].seconds, timed["packed"].seconds),
+        "replay_tokens_per_forward": exact(decided, "tokens"),
     }
 
 

@@ -7,47 +7,41 @@ noisy and clean, for every noisy copy. Ours duplicates the response only, and al
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
+from dgr2.benchmarks.figures import Figures, Summary
 from dgr2.benchmarks.shapes import LABELS, find_shape, responses, words
-from dgr2.benchmarks.turns import Figures, figure, time_turns
 from dgr2.config.schema import CftConfig, OptimConfig
 from dgr2.data.vocabulary import Vocabulary
-from dgr2.evaluation.bootstrap import median_interval, median_ratio_interval
 from dgr2.models.backbone import hidden_states, log_probabilities
 from dgr2.models.packed import PackedRows, pack
 from dgr2.objectives.ar import answer_starts, token_losses
 from dgr2.objectives.cft import Noise, diffusion_loss, draw_noise, set_terms
+from dgr2.telemetry import time_turns
 from dgr2.training.loop import clip_gradients, make_optimizer
 
 PROMPT, RESPONSE, BLOCK, ROWS = 768, 256, 16, 2
 """Tokens of a prompt, a response and a block; rows of a step."""
 
 
-def bench_train(shape: str, repeats: int, resamples: int, seed: int) -> Figures:
+def bench_train(shape: str, repeats: int, summary: Summary) -> Figures:
     """Step times and their ratios, forward, backward and optimizer."""
-    model, vocabulary = find_shape(shape).build(seed)
-    batch = Batch(vocabulary, seed)
-    steps: dict[str, Callable[[], object]] = {
-        name: _step(model, lambda loss=loss: loss(model, batch))
-        for name, loss in (("ar", ar_loss), ("cft", packed_loss), ("cft_duplicated", duplicated_loss))
+    model, vocabulary = find_shape(shape).build(summary.seed)
+    batch = Batch(vocabulary, summary.seed)
+    losses = {"ar": ar_loss, "cft": packed_loss, "cft_duplicated": duplicated_loss}
+    steps = {name: _step(model, partial(loss, model, batch)) for name, loss in losses.items()}
+    timed = time_turns(steps, repeats)
+    seconds = {name: turns.seconds for name, turns in timed.items()}
+    return {
+        **{f"{name}_step_seconds": summary.median(spent, "s") for name, spent in seconds.items()},
+        "cft_vs_ar": summary.ratio(seconds["cft"], seconds["ar"]),
+        "cft_vs_duplicated": summary.ratio(seconds["cft_duplicated"], seconds["cft"]),
     }
-    seconds = time_turns(steps, repeats)
-    figures = {
-        f"{name}_step_seconds": figure(median_interval(spent, resamples, seed), "s")
-        for name, spent in seconds.items()
-    }
-    for name, above, below in (
-        ("cft_vs_ar", "cft", "ar"),
-        ("cft_vs_duplicated", "cft_duplicated", "cft"),
-    ):
-        ratio = median_ratio_interval(seconds[above], seconds[below], resamples, seed)
-        figures[name] = figure(ratio, "x")
-    return figures
 
 
 class Batch:
@@ -125,14 +119,14 @@ def duplicated_mask(length: int, block_size: int) -> Tensor:
     return torch.cat([top, bottom])[None, None]
 
 
-def _step(model: Qwen3ForCausalLM, loss: Callable[[], Tensor]) -> Callable[[], None]:
+def _step(model: Qwen3ForCausalLM, loss: Callable[[], Tensor]) -> Callable[[int], None]:
     optim = OptimConfig()
     optimizer = make_optimizer(model, optim)
 
-    def step() -> None:
+    def step(turn: int) -> None:
         optimizer.zero_grad(set_to_none=True)
         (loss() / (ROWS * RESPONSE)).backward()
-        clip_gradients(model, optim.clip, 0)
+        clip_gradients(model, optim.clip, turn)
         optimizer.step()
 
     return step

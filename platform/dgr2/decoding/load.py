@@ -6,14 +6,15 @@ by wide blocks, narrow ones, or as the AR model that its clean stream is, whiche
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy, ar_policy
+from dgr2.telemetry import time_turns
 
 MARGIN = 0.05
 """Share of the time that must be saved for another decode than AR."""
@@ -52,13 +53,12 @@ class LoadTable:
         for rows in sorted(set(loads)):
             times = -(-rows // len(prompts))  # enough to fill the load
             asked, counts = [list(p) for p in prompts] * times, list(candidates) * times
-            spent = np.zeros((1 + rounds, len(policies)))
-            for turn in range(1 + rounds):
-                for index, policy in enumerate(policies):
-                    start = time.perf_counter()
-                    decoder.decode(asked, counts, policy, rows)
-                    spent[turn, index] = time.perf_counter() - start
-            seconds[rows] = (np.median(spent[1:], axis=0) / len(asked)).tolist()
+
+            def decode(policy: DecodePolicy, turn: int, rows: int = rows, asked=asked, counts=counts) -> None:
+                decoder.decode(asked, counts, policy, rows)
+
+            timed = time_turns({str(i): partial(decode, policy) for i, policy in enumerate(policies)}, rounds)
+            seconds[rows] = [float(np.median(turns.seconds)) / len(asked) for turns in timed.values()]
         return cls(tuple(policies), seconds)
 
     def choose(self, rows: int) -> DecodePolicy:

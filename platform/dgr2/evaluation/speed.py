@@ -6,15 +6,16 @@ that slows down slows every policy. Tokens are those emitted up to the end token
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from dgr2.decoding.policy import DecodePolicy
 from dgr2.evaluation.bootstrap import Interval, median_interval, median_ratio_interval
 from dgr2.evaluation.engine import Engine, OnDone
+from dgr2.telemetry import time_turns
 
 
 @dataclass
@@ -47,28 +48,18 @@ def time_in_turns(
     on_done: OnDone | None = None,
 ) -> dict[str, Timing]:
     """Time every policy on every full batch of the prompts; ``on_done`` counts prompts, once a turn."""
-    timings = {name: Timing([], []) for name in policies}
     batches = [slice(i, i + batch_size) for i in range(0, len(prompts) - batch_size + 1, batch_size)]
-    for policy in policies.values():  # allocations and kernels of a first call are nobody's speed
-        _timed(engine, prompts[batches[0]], counts[batches[0]], policy)
-    for turn, batch in enumerate(batches):
-        names = list(policies) if turn % 2 == 0 else list(policies)[::-1]
-        for name in names:
-            tokens, seconds = _timed(engine, prompts[batch], counts[batch], policies[name])
-            timings[name].tokens.append(tokens)
-            timings[name].seconds.append(seconds)
-        if on_done:
-            on_done(batch_size)
-    return timings
 
+    def emitted(policy: DecodePolicy, turn: int) -> int:
+        batch = batches[turn]
+        decoded = engine.decoder.decode(
+            prompts[batch], counts[batch], policy, batch_size, seed=engine.config.seed
+        )
+        return sum(trajectory.emitted(engine.vocabulary) for trajectory in decoded)
 
-def _timed(
-    engine: Engine, prompts: Sequence[list[int]], counts: Sequence[int], policy: DecodePolicy
-) -> tuple[int, float]:
-    """Emitted tokens and seconds of one batch."""
-    began = time.perf_counter()
-    decoded = engine.decoder.decode(
-        list(prompts), list(counts), policy, batch_size=len(prompts), on_done=None, seed=engine.config.seed
+    timed = time_turns(
+        {name: partial(emitted, policy) for name, policy in policies.items()},
+        len(batches),
+        on_done and partial(on_done, batch_size),
     )
-    seconds = time.perf_counter() - began
-    return sum(trajectory.emitted(engine.vocabulary) for trajectory in decoded), seconds
+    return {name: Timing(turns.results, turns.seconds) for name, turns in timed.items()}
