@@ -151,6 +151,7 @@ def test_a_broken_override_is_refused(text: str) -> None:
         ["model.heads=3"],
         ["model.kv_heads=3"],
         ["teacher.sft.micro_batch_size=128"],
+        ["opd.optim.micro_batch_tokens=100"],
         ["cft.optim.batch_size=1", "cft.optim.micro_batch_size=1", "ray.num_workers=2"],
         ["decode.threshold=0"],
         ["decode.threshold=1.1"],

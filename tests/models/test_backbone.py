@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from dgr2.config.schema import ModelConfig
 from dgr2.errors import ConfigError
-from dgr2.models.backbone import build_model, load_model, save_model
+from dgr2.models.backbone import build_model, cross_entropies, load_model, save_model, suppress
 
 
 def test_saved_model_is_loaded_by_auto_classes(tmp_path):
@@ -41,6 +41,26 @@ def test_seed_decides_the_initialisation_and_the_global_state_is_left_alone():
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(one.lm_head.weight, two.lm_head.weight)
     assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
+
+
+@pytest.mark.parametrize("chunk", [1, 45, 10**6])
+def test_cross_entropies_and_gradients_do_not_depend_on_the_chunk(chunk):
+    model = tiny_model(63, 4.0)
+    hidden, targets = torch.randn(7, 32, generator=torch.Generator().manual_seed(0)), torch.arange(5, 12)
+    found = []
+    for losses in (
+        lambda h: cross_entropies(model, h, targets, VOCABULARY, chunk),
+        lambda h: torch.nn.functional.cross_entropy(
+            suppress(model.lm_head(h), VOCABULARY), targets, reduction="none"
+        ),
+    ):
+        model.zero_grad()
+        states = hidden.clone().requires_grad_()
+        loss = losses(states)
+        (loss * torch.arange(1.0, 8.0)).sum().backward()
+        found.append((loss.detach(), states.grad, model.lm_head.weight.grad.clone()))
+    for ours, reference in zip(*found, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-5)
 
 
 def test_unsupported_and_missing_folders_are_refused(tmp_path):

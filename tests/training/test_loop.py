@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
 from ranks import OPTIM, make_task, train_as_rank
 from ray.train import Checkpoint
 from tiny import VOCABULARY, tiny_model, tiny_prompts, tiny_responses
 
 from dgr2.config.schema import Config, GridConfig, OptimConfig
 from dgr2.errors import DGR2Error
-from dgr2.training.loop import Phase, fit, learning_rate, make_optimizer, step_indices
+from dgr2.models.backbone import hidden_states
+from dgr2.training.loop import Phase, fit, learning_rate, make_optimizer, micro_batches, step_indices
 from dgr2.training.tasks import Cft, Sft
 from dgr2.training.worker import read_checkpoint, write_checkpoint
 
@@ -109,6 +113,77 @@ def test_gradient_does_not_depend_on_how_a_step_is_split(kind, data, config):
     for parts in ([(0, 3), (3, 6)], [(i, i + 1) for i in range(6)], [(0, 5), (5, 6)]):
         torch.testing.assert_close(gradient(parts), one, rtol=1e-4, atol=1e-6)
     assert one.abs().sum() > 0
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 5), st.integers(0, 120), st.data()
+)
+def test_micro_batches_cover_a_share_within_both_bounds(widths, size, tokens, data):
+    start = data.draw(st.integers(0, len(widths)))
+    stop = data.draw(st.integers(start, len(widths)))
+    optim = OptimConfig(micro_batch_size=size, micro_batch_tokens=tokens)
+    parts = list(micro_batches(widths, start, stop, optim))
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(start, stop))
+    cost = [max(widths[part]) * (part.stop - part.start) for part in parts]
+    for part, padded in zip(parts, cost, strict=True):
+        count = part.stop - part.start
+        assert 0 < count <= size and (not tokens or padded <= tokens or count == 1)
+    for part, after in itertools.pairwise(parts):  # none could have taken the next example
+        grown = widths[part.start : after.start + 1]
+        assert len(grown) > size or (tokens and len(grown) * max(grown) > tokens)
+
+
+@pytest.mark.parametrize("kind", ["midtrain", "sft", "cft"])
+def test_a_task_knows_the_width_of_its_forwards(kind, data, config, monkeypatch):
+    """A budget counts what the forward really takes: the widest example, its blocks and noisy copies."""
+    task, widths = make_task(kind, data, config), []
+
+    def watched(model, rows):
+        widths.append(rows.ids.shape)
+        return hidden_states(model, rows)
+
+    monkeypatch.setattr("dgr2.training.tasks.hidden_states", watched)
+    indices = list(range(task.size))
+    prepared = task.prepare(indices, 5, 6, np.random.default_rng(5))
+    for i in indices:
+        task.loss(tiny_model(32), indices, slice(i, i + 1), prepared)
+    assert widths == [(1, task.tokens(i)) for i in indices]
+
+
+@pytest.mark.parametrize("how", ["tokens", "recompute"])
+def test_memory_bounds_change_no_result(how, data, config):
+    ends = []
+    for bounded in (False, True):
+        model, optim = tiny_model(35), replace(OPTIM, steps=2)
+        if bounded and how == "recompute":
+            model.activation_checkpointing_enable()
+        elif bounded:
+            optim = replace(optim, micro_batch_tokens=90)
+        phase = Phase("cft", make_task("cft", data, config), optim, 1)
+        fit(model, phase, make_optimizer(model, optim), 0, 0, lambda *_: None)
+        ends.append(model.state_dict())
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_mixed_precision_trains_weights_in_fp32(data, config):
+    losses = {}
+    for mixed in (False, True):
+        model, optim, seen = tiny_model(33), replace(OPTIM, steps=30), []
+        phase = Phase("cft", make_task("cft", data, config), optim, 1)
+        optimizer = make_optimizer(model, optim)
+        fit(
+            model,
+            phase,
+            optimizer,
+            0,
+            0,
+            lambda _, f, seen=seen: seen.append(f["loss"]),
+            mixed_precision=mixed,
+        )
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+        losses[mixed] = seen
+    assert losses[True] != losses[False] and losses[True] == pytest.approx(losses[False], rel=0.03)
 
 
 def test_two_workers_train_and_log_what_one_does(data, config, tmp_path):

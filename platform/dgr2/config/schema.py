@@ -114,6 +114,8 @@ class ModelConfig:
     """Key/value heads."""
     mlp: int = 384
     """Width of the gated MLP."""
+    mixed_precision: bool = False
+    """Train the teacher and CFT with products in bfloat16; weights, losses and the loops stay in fp32."""
     context: int = 1024
     """Longest sequence in tokens, prompt and response together."""
 
@@ -134,6 +136,9 @@ class OptimConfig:
     """Examples an optimizer step, over all workers."""
     micro_batch_size: int = 16
     """Examples a forward; a step accumulates over micro-batches with one global denominator."""
+    micro_batch_tokens: int = 0
+    """Tokens a forward at most, padding and noisy copies counted (one example may exceed it); 0 is no bound.
+    For the teacher and CFT."""
     learning_rate: float = 2e-3
     """Peak learning rate (AdamW)."""
     warmup: float = 0.05
@@ -183,6 +188,8 @@ class CftConfig:
     """Set term: an identifier's summed mass above one."""
     in_set: float = 0.2
     """Set term: mass outside the candidates."""
+    listwise_weight: float = 0.5
+    """Weight of the order behind the first place at the answer's anchor, which a readout decodes."""
     slip_share: float = 0.2
     """Share of candidates that answers show in a random slot: the others learn to go on from a mistake."""
     block_curriculum: list[int] = field(default_factory=lambda: [4, 8, 16])
@@ -220,6 +227,8 @@ class OpdConfig:
     """Remove identifiers already placed, left or visible right, from the teacher in answer slots."""
     set_weight: float = 5.0
     """Weight of CFT's set terms at the visited states."""
+    listwise_weight: float = 0.5
+    """The same weight as in CFT, for the order that the student wrote slot by slot."""
     temperature: float = 0.0
     """Temperature of the rollouts; 0 is greedy, as deployed."""
     compare_off_policy: bool = True
@@ -307,6 +316,9 @@ class RayConfig:
     """Give every training worker a GPU."""
     timeout_s: float = 120.0
     """Longest wait for placement, actors and results; then an error says what was asked for and is free."""
+    recompute_layers: bool = False
+    """Gradient checkpointing: training keeps each layer's input only and computes the layer twice; the result
+    is the same."""
     max_failures: int = 1
     """Restarts of a failed worker group before the stage fails."""
 
@@ -344,6 +356,9 @@ class ServeConfig:
     follow_load: bool = True
     """At its start a replica measures wide blocks, narrow blocks and AR decoding by batch size; a batch takes
     the fastest. False decodes every batch as shipped, so that an answer never depends on the load."""
+    remember_prompts: int = 64
+    """Prompts whose keys and values a replica keeps: one that begins alike, as those of one user do, is
+    computed from where it differs. Each takes the cache of its tokens in memory; 0 keeps none."""
     batch_wait_ms: float = 5.0
     """Longest wait for a batch to fill."""
     max_queued: int = 256

@@ -20,7 +20,7 @@ CHOICES = {
     "opd.divergence": ("forward_kl", "reverse_kl", "jsd"),
     "rl.decode": ("native", "policy"),
 }
-# Whole numbers are at least 1 unless they stand here.
+# Whole numbers are at least 1 unless they, or the last part of their name, stand here.
 LEAST = {
     "seed": 0,
     "data.users": 20,
@@ -38,6 +38,8 @@ LEAST = {
     "tune.max_concurrent": 0,
     "tune.grace": 0,
     "tune.reduction": 2,
+    "serve.remember_prompts": 0,
+    "micro_batch_tokens": 0,
 }
 # Other numbers are at least 0 unless they stand here: (above, at most).
 RANGES = {
@@ -90,8 +92,9 @@ def _value(path: str, value: object) -> None:
     name = path.rsplit(".", 1)[-1]
     if path in CHOICES and value not in CHOICES[path]:
         raise ConfigError(f"'{path}' must be one of {', '.join(CHOICES[path])}, not {value!r}")
-    if type(value) is int and value < LEAST.get(path, 1):
-        raise ConfigError(f"'{path}' must be at least {LEAST.get(path, 1)}, not {value}")
+    least = LEAST.get(path, LEAST.get(name, 1))
+    if type(value) is int and value < least:
+        raise ConfigError(f"'{path}' must be at least {least}, not {value}")
     if type(value) is float:
         above, most = RANGES.get(path, (None, None))
         if above is not None and most is not None and not above < value <= most:
@@ -177,6 +180,12 @@ def _training(cfg: Config) -> None:
             raise ConfigError(f"'{path}.batch_size' must be at least 'ray.num_workers'")
         if optim.micro_batch_size > optim.batch_size:
             raise ConfigError(f"'{path}.micro_batch_size' must not exceed '{path}.batch_size'")
+
+    for name, loop in (("opd", cfg.opd), ("rl", cfg.rl)):
+        if loop.optim.micro_batch_tokens:
+            raise ConfigError(
+                f"'{name}.optim.micro_batch_tokens' must be 0: a loop trains on the chunks that it decoded"
+            )
 
 
 def _decode(cfg: Config) -> None:

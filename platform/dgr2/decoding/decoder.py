@@ -13,6 +13,7 @@ from transformers import Qwen3ForCausalLM
 from dgr2.config.schema import GridConfig
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.decoding.policy import DecodePolicy
+from dgr2.decoding.prompts import Prefilled, PromptStore, better_wait
 from dgr2.decoding.rows import ArRow, BlockRow, Row
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.errors import DataError
@@ -25,6 +26,9 @@ class Decoder:
 
     The cache is allocated once and grows when a batch needs more room; weights are read with
     it, so call :meth:`refresh` after changing them.
+
+    Prompts of a call that begin alike (a template, one user's history) are prefilled once; see
+    :meth:`remember` for those of other calls.
     """
 
     def __init__(
@@ -34,10 +38,19 @@ class Decoder:
         self.shift = alignment == "shift"
         self.context = int(model.config.max_position_embeddings)
         self._inference: InferenceModel | None = None
+        self.remember(0)
+
+    def remember(self, prompts: int) -> None:
+        """Keep the keys and values of the last ``prompts`` prompts for later calls.
+
+        The last bits of a result may then depend on earlier calls.
+        """
+        self._remembered, self._prompts = prompts, PromptStore(prompts)
 
     def refresh(self) -> None:
         """Read the model's weights anew, after they were changed in place."""
         self._inference = None
+        self.remember(self._remembered)
 
     def decode(
         self,
@@ -74,11 +87,14 @@ class Decoder:
         slots = min(batch_size, len(rows))
         # longest first would be faster; the order of arrival is what a server sees
         inference = self._cache(slots, max(len(r.prompt) + r.limit for r in rows) + policy.block_size)
+        if not self._remembered:
+            self._prompts = PromptStore(batch_size if len(rows) > 1 else 0)
         waiting, free, active = deque(rows), list(range(slots))[::-1], {}
         while waiting or active:
             while waiting and free:
                 active[free.pop()] = waiting.popleft()
-            for group in _groups(active):
+            held = self._take_over(inference, active)
+            for group in _groups({slot: row for slot, row in active.items() if slot not in held}):
                 self._forward(inference, active, group)
             finished = [slot for slot, row in active.items() if row.done]
             for slot in finished:
@@ -87,6 +103,20 @@ class Decoder:
             if finished and on_done is not None:
                 on_done(len(finished))
         return [row.trajectory for row in rows]
+
+    def _take_over(self, inference: InferenceModel, active: dict[int, Row]) -> set[int]:
+        """Copy what is known of new rows' prompts; returns the slots that wait for another's prefill."""
+        fresh = [slot for slot, row in active.items() if not row.trajectory.forwards]
+        if not fresh or not self._prompts.size:
+            return set()
+        prompts = [np.array(active[slot].prompt) for slot in fresh]
+        found = [self._prompts.find(ids) for ids in prompts]
+        waits = better_wait(prompts, [length for _, length in found])
+        for slot, (stored, length), wait in zip(fresh, found, waits, strict=True):
+            if stored is not None and not wait:
+                inference.write(slot, stored.keys[:, :length], stored.values[:, :length])
+                active[slot].skip(length)
+        return {slot for slot, wait in zip(fresh, waits, strict=True) if wait}
 
     def _check(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -125,8 +155,9 @@ class Decoder:
         for i, (slot, (clean, noisy)) in enumerate(zip(slots, inputs, strict=True)):
             row = active[slot]
             used = len(clean) + len(noisy)
-            # a prefill starts at 0; a commit's clean tokens are in the record already, a denoise's are not
-            start = 0 if not row.trajectory.forwards else len(row.prompt) + row.length - len(clean)
+            # a prefill starts behind what is cached; a commit's clean tokens are in the record already, a
+            # denoise's are not
+            start = row.cached if not row.trajectory.forwards else len(row.prompt) + row.length - len(clean)
             ids[i, :used] = clean + noisy
             positions[i] = np.arange(start, start + width)
             limits[i, : len(clean)] = positions[i, : len(clean)] + 1
@@ -145,6 +176,10 @@ class Decoder:
         clean, block = self._predict(
             inference, hidden, [n - first for n in lengths], committed, size, one.policy.temperature
         )
+        if not one.trajectory.forwards and self._prompts.size:
+            for slot in slots:
+                ids = np.array(active[slot].prompt)
+                self._prompts.add(Prefilled(ids, *inference.read(slot, len(ids))))
         for i, slot in enumerate(slots):
             active[slot].advance(
                 None if clean is None else clean[i, -1],
@@ -186,10 +221,11 @@ class Decoder:
 
 
 def _groups(active: dict[int, Row]) -> list[list[int]]:
-    """Slots by what they put into a forward: prefills together, the others by their widths."""
+    """Slots by what they put into a forward: prefills by what is cached, the others by their widths."""
     groups: dict[object, list[int]] = {}
     for slot, row in active.items():
         clean, noisy = row.inputs()
-        key = ("prefill", len(noisy)) if not row.trajectory.forwards else (len(clean), len(noisy))
+        first = not row.trajectory.forwards
+        key = ("prefill", row.cached, len(noisy)) if first else (len(clean), len(noisy))
         groups.setdefault(key, []).append(slot)
     return [sorted(group) for group in groups.values()]

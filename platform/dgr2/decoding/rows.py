@@ -44,7 +44,13 @@ class Row:
         self.labels = np.array(vocabulary.labels[:candidates])
         self.label_index = {int(token): i for i, token in enumerate(self.labels)}
         self.trajectory = Trajectory(candidates=candidates, policy=policy.record())
+        self.clean: list[int] = list(prompt)  # clean tokens of the next forward
+        self.cached = 0  # tokens of the prompt that the cache has already
         self.done = False
+
+    def skip(self, cached: int) -> None:
+        """The cache has the first tokens of the prompt, fewer than all, before the first forward."""
+        self.clean, self.cached = self.prompt[cached:], cached
 
     @property
     def length(self) -> int:
@@ -146,7 +152,6 @@ class BlockRow(Row):
         self.size = self.policy.block_size
         self.opening = True  # the next forward gives an anchor
         self.ended = False  # the last block waits for its verification
-        self.clean: list[int] = list(self.prompt)
         self._reset()
 
     def _reset(self) -> None:
@@ -391,10 +396,6 @@ class BlockRow(Row):
 
 class ArRow(Row):
     """Autoregressive decoding: one token a forward, left to right."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.clean: list[int] = list(self.prompt)
 
     def inputs(self) -> tuple[list[int], list[int]]:
         """Clean tokens of the next forward."""

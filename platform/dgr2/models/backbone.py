@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -22,6 +23,8 @@ from dgr2.models.packed import PackedRows
 from dgr2.models.transformer import Transformer, attention
 
 SUPPORTED = ("qwen3",)
+LOGITS = 2**26
+"""Logits held for a loss at a time: a quarter of a GiB."""
 
 
 def build_model(config: ModelConfig, vocabulary: Vocabulary, seed: int) -> Qwen3ForCausalLM:
@@ -91,7 +94,8 @@ def save_model(
 def hidden_states(model: Qwen3ForCausalLM, rows: PackedRows) -> Tensor:
     """Last hidden states ``[batch, length, hidden]`` of packed rows; differentiable, no cache.
 
-    Those of the prompt but its last token predict nothing and are zero.
+    Those of the prompt but its last token predict nothing and are zero. With the model's gradient
+    checkpointing on, each layer is computed again for its gradient.
     """
     transformer = Transformer(model)
     cos, sin = transformer.tables(int(rows.positions.max()) + 1)
@@ -102,6 +106,7 @@ def hidden_states(model: Qwen3ForCausalLM, rows: PackedRows) -> Tensor:
         sin[rows.positions][:, :, None],
         lambda _, q, k, v: attention(q, k, v, rows.mask[:, :, rows.ids.shape[1] - q.shape[1] :]),
         first,
+        recompute=model.is_activation_checkpointing and torch.is_grad_enabled(),
     )
     return F.pad(hidden, (0, 0, first, 0))
 
@@ -110,6 +115,25 @@ def log_probabilities(model: Qwen3ForCausalLM, hidden: Tensor, vocabulary: Vocab
     """fp32 log-probabilities ``[..., vocabulary]`` of hidden states; mask and padding ids are impossible."""
     logits = model.lm_head(hidden).float()
     return torch.log_softmax(suppress(logits, vocabulary), dim=-1)
+
+
+def cross_entropies(
+    model: Qwen3ForCausalLM, hidden: Tensor, targets: Tensor, vocabulary: Vocabulary, chunk: int = LOGITS
+) -> Tensor:
+    """``-log p`` of ``targets [n]`` under hidden states ``[n, hidden]``: ``[n]``, in nats.
+
+    Logits are made ``chunk`` at a time; where one chunk does not hold them all, each is made anew for its
+    gradient, so that memory does not grow with the vocabulary times the tokens.
+    """
+    rows = max(1, chunk // model.lm_head.weight.shape[0])
+
+    def losses(hidden: Tensor, targets: Tensor) -> Tensor:
+        return -log_probabilities(model, hidden, vocabulary).gather(-1, targets[:, None])[:, 0]
+
+    if len(hidden) <= rows:
+        return losses(hidden, targets)
+    parts = zip(hidden.split(rows), targets.split(rows), strict=True)
+    return torch.cat([checkpoint(losses, *part, use_reentrant=False) for part in parts])
 
 
 def suppress(logits: Tensor, vocabulary: Vocabulary) -> Tensor:

@@ -76,6 +76,17 @@ class InferenceModel:
         )
 
     @torch.inference_mode()
+    def read(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a slot's first tokens, copied: ``[layers, length, kv_heads, head_dim]`` each."""
+        return self.keys[:, slot, :length].clone(), self.values[:, slot, :length].clone()
+
+    @torch.inference_mode()
+    def write(self, slot: int, keys: Tensor, values: Tensor) -> None:
+        """Put keys and values, as :meth:`read` gave them, at the beginning of a slot."""
+        length = keys.shape[1]
+        self.keys[:, slot, :length], self.values[:, slot, :length] = keys, values
+
+    @torch.inference_mode()
     def log_probabilities(self, hidden: Tensor, temperature: float = 1.0) -> Tensor:
         """fp32 log-probabilities ``[..., vocabulary]``; the mask and padding ids are impossible."""
         logits = F.linear(hidden, self.head).float() + self.blocked

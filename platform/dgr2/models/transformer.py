@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3ForCausalLM
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -54,7 +55,9 @@ class Transformer:
             cos, sin = self.rotary(self.embedding[:1], positions)
         return cos[0], sin[0]
 
-    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend, first: int = 0) -> Tensor:
+    def forward(
+        self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend, first: int = 0, recompute: bool = False
+    ) -> Tensor:
         """Hidden states ``[n, width - first, hidden]`` after the final norm.
 
         Args:
@@ -64,24 +67,34 @@ class Transformer:
                 from column ``first`` on.
             first: First column whose hidden state is wanted: the last layer computes no others, though the
                 keys and values of all.
+            recompute: Keep each layer's input only, and compute the layer again for its gradient.
         """
-        n, width = ids.shape
         x = F.embedding(ids, self.embedding)
-        split = [self.heads, self.kv_heads, self.kv_heads]
-        for index, layer in enumerate(self.layers):
-            qkv = F.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
-            q, k, v = qkv.view(n, width, sum(split), self.head_dim).split(split, dim=2)
-            k = rotate(self._norm(k, layer.k_norm), cos, sin)
-            if first and index == len(self.layers) - 1:
-                q, x, cos, sin = q[:, first:], x[:, first:], cos[:, first:], sin[:, first:]
-            q = rotate(self._norm(q, layer.q_norm), cos, sin)
-            attended = attend(index, q, k, v).reshape(n, x.shape[1], -1)
-            x = x + F.linear(attended, layer.output, layer.output_bias)
-            gate, up = F.linear(self._norm(x, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
+        for index in range(len(self.layers)):
+            start = first if index == len(self.layers) - 1 else 0
+            if recompute:
+                x = checkpoint(self._layer, index, x, cos, sin, attend, start, use_reentrant=False)
+            else:
+                x = self._layer(index, x, cos, sin, attend, start)
         return self._norm(x, self.final_norm)
 
+    def _layer(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, first: int) -> Tensor:
+        """One layer, for the columns from ``first`` on: ``[n, width - first, hidden]``."""
+        layer, (n, width, _) = self.layers[index], x.shape
+        qkv = F.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
+        split = [self.heads, self.kv_heads, self.kv_heads]
+        q, k, v = qkv.view(n, width, sum(split), self.head_dim).split(split, dim=2)
+        k = rotate(self._norm(k, layer.k_norm), cos, sin)
+        if first:
+            q, x, cos, sin = q[:, first:], x[:, first:], cos[:, first:], sin[:, first:]
+        q = rotate(self._norm(q, layer.q_norm), cos, sin)
+        attended = attend(index, q, k, v).reshape(n, x.shape[1], -1)
+        x = x + F.linear(attended, layer.output, layer.output_bias)
+        gate, up = F.linear(self._norm(x, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, layer.down)
+
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        weight = weight if weight.dtype == x.dtype else weight.to(x.dtype)  # under autocast
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from dgr2.data.vocabulary import Vocabulary
-from dgr2.models.backbone import log_probabilities
+from dgr2.models.backbone import cross_entropies
 from dgr2.models.packed import PackedRows
 
 
@@ -50,5 +50,4 @@ def token_losses(
     vocabulary: Vocabulary,
 ) -> Tensor:
     """Cross-entropies ``[kept]`` of the clean tokens in ``keep``, row-major; the head runs on these only."""
-    logp = log_probabilities(model, rows.clean(hidden)[keep], vocabulary)
-    return -logp.gather(-1, clean[keep][:, None])[:, 0]
+    return cross_entropies(model, rows.clean(hidden)[keep], clean[keep], vocabulary)

@@ -21,7 +21,7 @@ from transformers import Qwen3ForCausalLM
 
 from dgr2.config.schema import CftConfig
 from dgr2.data.vocabulary import Vocabulary
-from dgr2.models.backbone import log_probabilities
+from dgr2.models.backbone import cross_entropies, log_probabilities
 from dgr2.models.packed import PackedRows
 from dgr2.objectives.ar import answer_slots
 
@@ -129,8 +129,7 @@ def diffusion_loss(
         states = rows.copy(hidden, copy)
         if shift:  # the anchor is never predicted here, so no row reaches across a block boundary
             states = states.roll(1, dims=1)
-        logp = log_probabilities(model, states[keep], vocabulary)
-        losses = -logp.gather(-1, targets[copy][keep][:, None])[:, 0]
+        losses = cross_entropies(model, states[keep], targets[copy][keep], vocabulary)
         total = total + (losses * noise.weights[copy][keep]).sum()
     return total
 

@@ -75,6 +75,7 @@ class RerankService:
         self.reranker = load_newest(run, self.settings.max_history, wanted.stage and [wanted.stage])
         if self.settings.follow_load:
             self.reranker.follow_load(self.settings.max_batch_size)
+        self.reranker.decoder.remember(self.settings.remember_prompts)
         threads = self.settings.threads
         self.batcher = Batcher[Query, Ranked](
             self._decode,

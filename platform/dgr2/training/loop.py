@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +76,7 @@ def fit(
     on_step: Callable[[int, Sums], None],
     rank: int = 0,
     world: int = 1,
+    mixed_precision: bool = False,
 ) -> None:
     """Run a phase from step ``start`` to its end; ``on_step(done, figures)`` follows every optimizer step.
 
@@ -92,9 +93,10 @@ def fit(
         stop = min((rank + 1) * share, len(indices))
         optimizer.zero_grad(set_to_none=True)
         sums: Sums = {}
-        for first in range(rank * share, stop, optim.micro_batch_size):
-            rows = slice(first, min(first + optim.micro_batch_size, stop))
-            loss, figures = task.loss(model, indices, rows, prepared)
+        widths = [task.tokens(index) for index in indices]
+        for rows in micro_batches(widths, rank * share, stop, optim):
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=mixed_precision):
+                loss, figures = task.loss(model, indices, rows, prepared)
             (loss / denominator).backward()
             for name, value in figures.items():
                 sums[name] = sums.get(name, 0.0) + value / denominator
@@ -107,6 +109,24 @@ def fit(
         optimizer.step()
         on_step(step + 1, {**sums, "grad_norm": norm, "learning_rate": learning_rate(optim, step)})
     model.eval()
+
+
+def micro_batches(widths: Sequence[int], start: int, stop: int, optim: OptimConfig) -> Iterator[slice]:
+    """Cut examples ``start`` to ``stop`` of a step into forwards, by number and by padded tokens.
+
+    Args:
+        widths: Tokens of every example of the step; a forward pads its examples to the widest.
+    """
+    first, widest = start, 0
+    for index in range(start, stop):
+        widest = max(widest, widths[index])
+        count = index - first
+        over = optim.micro_batch_tokens and (count + 1) * widest > optim.micro_batch_tokens
+        if count and (count == optim.micro_batch_size or over):
+            yield slice(first, index)
+            first, widest = index, widths[index]
+    if first < stop:
+        yield slice(first, stop)
 
 
 def clip_gradients(model: nn.Module, largest: float, step: int) -> float:

@@ -21,12 +21,12 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from dgr2.config import Config, OptimConfig, load_config
 from dgr2.data.vocabulary import Vocabulary
-from dgr2.decoding.replay import Replay, build_replay, replay_logprobs
+from dgr2.decoding.replay import build_replay, replay_logprobs
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.errors import StaleWeightsError
 from dgr2.models.backbone import hidden_states, load_model
-from dgr2.models.packed import PackedRows
 from dgr2.objectives.cft import Noise, set_terms
+from dgr2.objectives.listwise import listwise_loss
 from dgr2.objectives.opd import TeacherScores, draw_states, opd_loss, pack_states
 from dgr2.objectives.rl import policy_loss
 from dgr2.rollout.weights import checksum, export_weights
@@ -94,6 +94,8 @@ def online_worker(job: dict[str, Any]) -> None:
     vocabulary = Vocabulary.from_tokenizer(tokenizer, config.data.candidates)
     optim, timeout = online_optim(job["kind"], config), config.rollout.timeout_s
     model = load_model(Path(job["init"]))
+    if config.ray.recompute_layers:
+        model.activation_checkpointing_enable()
     optimizer = make_optimizer(model, optim)
     start, resumed = 0, read_checkpoint(ray.train.get_checkpoint())
     if resumed:
@@ -181,25 +183,20 @@ class Learner:
             self.model, hidden, rows, micro.trajectories, replay, scores, states, self.vocabulary,
             self.config.opd, self.shift,
         )  # fmt: skip
-        if self.config.opd.set_weight:
-            sets = self._set_terms(micro, hidden, rows, replay, states)
-            figures["sets"] = sets.item()
-            loss = loss + self.config.opd.set_weight * sets
-        return loss, figures
-
-    def _set_terms(
-        self, micro: MicroBatch, hidden: Tensor, rows: PackedRows, replay: Replay, states: Tensor
-    ) -> Tensor:
-        """CFT's set terms at the visited states, against the identifiers that the student placed there."""
-        width = replay.clean.shape[1]
+        opd = self.config.opd
         opened = torch.tensor(
-            [width if t.answer_start is None else t.answer_start for t in micro.trajectories]
+            [replay.clean.shape[1] if t.answer_start is None else t.answer_start for t in micro.trajectories]
         )
         counts = torch.tensor([t.candidates for t in micro.trajectories])
-        return set_terms(
+        # CFT's set terms at the visited states, against the identifiers that the student placed there
+        sets = set_terms(
             self.model, hidden, rows, replay.clean, Noise(states, states.float()), opened, counts,
             replay.block_size, self.config.cft, self.vocabulary, self.shift,
         ) / len(states)  # fmt: skip
+        # at its anchor the student learns the order that it wrote slot by slot
+        order = listwise_loss(self.model, hidden, rows, replay.clean, opened, counts, self.vocabulary)
+        figures |= {"sets": sets.item(), "listwise": order.item()}
+        return loss + opd.set_weight * sets + opd.listwise_weight * order, figures
 
 
 def micro_batches(

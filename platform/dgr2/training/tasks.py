@@ -15,9 +15,11 @@ from transformers import Qwen3ForCausalLM
 from dgr2.config.schema import Config
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.models.backbone import hidden_states
+from dgr2.models.grid import BlockGrid
 from dgr2.models.packed import pack, pad_responses
 from dgr2.objectives.ar import answer_starts, token_losses, until_eos
-from dgr2.objectives.cft import Noise, diffusion_loss, draw_noise, set_terms
+from dgr2.objectives.cft import COPIES, Noise, diffusion_loss, draw_noise, set_terms
+from dgr2.objectives.listwise import listwise_loss
 from dgr2.objectives.slips import Slips, draw_slips
 
 Sums = dict[str, float]
@@ -31,6 +33,9 @@ class Task(Protocol):
 
     def denominator(self, indices: Sequence[int]) -> float:
         """What the loss sum of these examples is divided by: the same on every worker of a step."""
+
+    def tokens(self, index: int) -> int:
+        """Tokens of an example in a forward, noisy copies counted."""
 
     def prepare(self, indices: Sequence[int], step: int, steps: int, random: np.random.Generator) -> object:
         """Draw what the whole global batch needs at random, before it is split over workers."""
@@ -51,6 +56,9 @@ class Midtraining:
     def denominator(self, indices: Sequence[int]) -> float:
         return float(sum(len(self.sequences[i]) - 1 for i in indices))
 
+    def tokens(self, index: int) -> int:
+        return len(self.sequences[index])
+
     def prepare(self, indices: Sequence[int], step: int, steps: int, random: np.random.Generator) -> None:
         return None
 
@@ -68,6 +76,8 @@ class Midtraining:
 class _Lists:
     """Lists with responses, of training or validation: prompts and responses of the re-ranking task."""
 
+    noisy_copies = 0
+
     def __init__(self, folder: Path, vocabulary: Vocabulary, config: Config, part: str = "train") -> None:
         lists: Dataset = load_from_disk(str(folder / "instances" / part))
         self.prompts: list[list[int]] = lists["prompt_ids"][:]
@@ -75,6 +85,10 @@ class _Lists:
         self.counts = torch.tensor([len(c) for c in lists["candidates"][:]])
         self.size, self.vocabulary, self.config = len(self.prompts), vocabulary, config
         self.block_size = config.grid.block_size
+
+    def tokens(self, index: int) -> int:
+        response = BlockGrid(self.block_size).padded(len(self.responses[index]))
+        return len(self.prompts[index]) + (1 + self.noisy_copies) * response
 
     def batch(self, indices: Sequence[int]) -> tuple[list[list[int]], Tensor, Tensor, Tensor]:
         """Prompts, clean responses, their validity, and where the answers start."""
@@ -126,6 +140,8 @@ class Sft(_Lists):
 class Cft(_Lists):
     """Conversion fine-tuning: AR term on the clean stream, diffusion and set terms on two noisy copies."""
 
+    noisy_copies = COPIES
+
     def denominator(self, indices: Sequence[int]) -> float:
         return float(sum(len(self.responses[i]) for i in indices))
 
@@ -162,23 +178,16 @@ class Cft(_Lists):
         ar = token_losses(model, hidden, packed, slips.next_best(clean), keep, self.vocabulary).sum()
         targets = [slips.best_left(clean, masked) for masked in noise.masked]
         diffusion = diffusion_loss(model, hidden, packed, targets, noise, self.vocabulary, shift)
+        counts = self.counts[list(indices[rows])]
         sets = set_terms(
-            model,
-            hidden,
-            packed,
-            shown,
-            noise,
-            starts,
-            self.counts[list(indices[rows])],
-            block_size,
-            cft,
-            self.vocabulary,
-            shift,
+            model, hidden, packed, shown, noise, starts, counts, block_size, cft, self.vocabulary, shift
         )
-        total = ar + cft.alpha * (diffusion + sets)
+        order = listwise_loss(model, hidden, packed, clean, starts, counts, self.vocabulary)
+        total = ar + cft.listwise_weight * order + cft.alpha * (diffusion + sets)
         return total, {
             "loss": total.item(),
             "ar": ar.item(),
             "diffusion": diffusion.item(),
             "sets": sets.item(),
+            "listwise": order.item(),
         }

@@ -52,6 +52,8 @@ def train_worker(job: dict[str, Any]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(job["tokenizer"], local_files_only=True)
     vocabulary = Vocabulary.from_tokenizer(tokenizer, config.data.candidates)
     model = load_model(job["init"]) if job["init"] else build_model(config.model, vocabulary, config.seed)
+    if config.ray.recompute_layers:
+        model.activation_checkpointing_enable()
     phases = build_phases(job["kind"], config, Path(job["data"]), vocabulary)
     every = int(job.get("validate_every", 0))
     validation = Validation(Path(job["data"]), vocabulary, job["validation"]) if every and rank == 0 else None
@@ -87,7 +89,9 @@ def train_worker(job: dict[str, Any]) -> None:
             elif looked:
                 ray.train.report(figures)
 
-        fit(model, phase, optimizer, config.seed, start, on_step, rank, world)
+        fit(
+            model, phase, optimizer, config.seed, start, on_step, rank, world, config.model.mixed_precision
+        )  # fmt: skip
 
 
 def report(
