@@ -40,9 +40,9 @@ def widths(monkeypatch):
     seen = []
     forward = InferenceModel.forward
 
-    def watched(self, rows, ids, positions, limits, first=0):
+    def watched(self, slots, ids, positions, limits, first=0):
         seen.append(tuple(ids.shape))
-        return forward(self, rows, ids, positions, limits, first)
+        return forward(self, slots, ids, positions, limits, first)
 
     monkeypatch.setattr(InferenceModel, "forward", watched)
     return seen

@@ -112,18 +112,19 @@ class Stopwatch(Decoder):
         if inference is not known:
             forward, head = inference.forward, inference.log_probabilities
 
-            def watched(rows: Any, ids: Any, positions: Any, limits: Any, *rest: Any) -> torch.Tensor:
+            def watched(slots: Any, ids: Any, positions: Any, limits: Any, *rest: Any) -> torch.Tensor:
                 self.spent.bound += self.roofline.seconds(inference, ids.shape[1], int(limits.max()))
-                return self._in_model(forward, rows, ids, positions, limits, *rest)
+                return self._in_model(forward, slots, ids, positions, limits, *rest)
 
             inference.forward = watched  # type: ignore[method-assign]
             inference.log_probabilities = partial(self._in_model, head)  # type: ignore[method-assign]
         return inference
 
-    def _in_model(self, call: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+    def _in_model(self, call: Callable[..., Any], *arguments: Any) -> Any:
         start = time.perf_counter()
         result = call(*arguments)
-        _finished(result)
+        if isinstance(result, torch.Tensor):
+            _finished(result)
         self.spent.model += time.perf_counter() - start
         return result
 

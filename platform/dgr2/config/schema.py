@@ -188,7 +188,7 @@ class CftConfig:
     """Set term: an identifier's summed mass above one."""
     in_set: float = 0.2
     """Set term: mass outside the candidates."""
-    listwise_weight: float = 0.5
+    listwise_weight: float = 0.15
     """Weight of the order behind the first place at the answer's anchor, which a readout decodes."""
     slip_share: float = 0.2
     """Share of candidates that answers show in a random slot: the others learn to go on from a mistake."""
@@ -227,7 +227,7 @@ class OpdConfig:
     """Remove identifiers already placed, left or visible right, from the teacher in answer slots."""
     set_weight: float = 5.0
     """Weight of CFT's set terms at the visited states."""
-    listwise_weight: float = 0.5
+    listwise_weight: float = 0.15
     """The same weight as in CFT, for the order that the student wrote slot by slot."""
     temperature: float = 0.0
     """Temperature of the rollouts; 0 is greedy, as deployed."""

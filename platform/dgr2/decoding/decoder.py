@@ -146,42 +146,34 @@ class Decoder:
 
     def _forward(self, inference: InferenceModel, active: dict[int, Row], slots: list[int]) -> None:
         """One forward of rows that put equally many tokens in (prefills are padded on the right)."""
-        inputs = [active[slot].inputs() for slot in slots]
-        width = max(len(clean) + len(noisy) for clean, noisy in inputs)
-        n, size = len(slots), len(inputs[0][1])
-        ids = np.zeros((n, width), dtype=np.int64)
-        positions = np.zeros((n, width), dtype=np.int64)
-        limits = np.ones((n, width), dtype=np.int64)
-        for i, (slot, (clean, noisy)) in enumerate(zip(slots, inputs, strict=True)):
-            row = active[slot]
-            used = len(clean) + len(noisy)
+        rows = [active[slot] for slot in slots]
+        inputs = [row.inputs() for row in rows]
+        prefill, policy = not rows[0].trajectory.forwards, rows[0].policy
+        width, size = max(len(clean) + len(noisy) for clean, noisy in inputs), len(inputs[0][1])
+        ids = np.zeros((len(rows), width), dtype=np.int64)
+        positions, limits = ids.copy(), np.ones_like(ids)
+        places = np.arange(width)
+        for i, (row, (clean, noisy)) in enumerate(zip(rows, inputs, strict=True)):
+            known, used = len(clean), len(clean) + len(noisy)
             # a prefill starts behind what is cached; a commit's clean tokens are in the record already, a
             # denoise's are not
-            start = row.cached if not row.trajectory.forwards else len(row.prompt) + row.length - len(clean)
+            start = row.cached if prefill else len(row.prompt) + row.length - known
             ids[i, :used] = clean + noisy
-            positions[i] = np.arange(start, start + width)
-            limits[i, : len(clean)] = positions[i, : len(clean)] + 1
-            limits[i, len(clean) : used] = start + used
-        one = active[slots[0]]
-        committed = len(inputs[0][0]) if one.policy.verify and one.trajectory.forwards else 1
+            positions[i] = places + start
+            limits[i, :known] = positions[i, :known] + 1
+            limits[i, known:used] = start + used
         lengths = [len(clean) for clean, _ in inputs]
+        committed = lengths[0] if policy.verify and not prefill else 1
         first = max(min(lengths) - committed, 0)  # what stands before predicts nothing
-        hidden = inference.forward(
-            torch.tensor(slots),
-            torch.from_numpy(ids),
-            torch.from_numpy(positions),
-            torch.from_numpy(limits),
-            first,
-        )
-        clean, block = self._predict(
-            inference, hidden, [n - first for n in lengths], committed, size, one.policy.temperature
-        )
-        if not one.trajectory.forwards and self._prompts.size:
-            for slot in slots:
-                ids = np.array(active[slot].prompt)
-                self._prompts.add(Prefilled(ids, *inference.read(slot, len(ids))))
-        for i, slot in enumerate(slots):
-            active[slot].advance(
+        hidden = inference.forward(slots, ids, positions, limits, first)
+        ends = [known - first for known in lengths]
+        clean, block = self._predict(inference, hidden, ends, committed, size, policy.temperature)
+        if prefill and self._prompts.size:
+            for slot, row in zip(slots, rows, strict=True):
+                cached = inference.read(slot, len(row.prompt))
+                self._prompts.add(Prefilled(np.array(row.prompt), *cached))
+        for i, row in enumerate(rows):
+            row.advance(
                 None if clean is None else clean[i, -1],
                 None if block is None else block[i],
                 clean[i, :-1] if clean is not None and committed > 1 else None,
@@ -208,12 +200,16 @@ class Decoder:
             ``[n, wanted, vocabulary]`` (None without clean tokens) and ``[n, size, vocabulary]``.
         """
         if not clean[0]:
-            logp = inference.log_probabilities(hidden, temperature).numpy()
+            logp = inference.log_probabilities(hidden, temperature)
             # shifted, a position is predicted by its left neighbour; the anchor's own row is never read
             return None, np.concatenate([logp[:, :1], logp[:, :-1]], axis=1) if self.shift else logp
-        take = (torch.tensor(clean) - wanted)[:, None] + torch.arange(wanted + size)[None]
-        hidden = hidden[torch.arange(len(clean))[:, None], take]
-        logp = inference.log_probabilities(hidden, temperature).numpy()
+        start = clean[0] - wanted
+        if clean.count(clean[0]) == len(clean):
+            hidden = hidden[:, start : start + wanted + size]
+        else:
+            take = (torch.tensor(clean) - wanted)[:, None] + torch.arange(wanted + size)
+            hidden = hidden[torch.arange(len(clean))[:, None], take.to(hidden.device)]
+        logp = inference.log_probabilities(hidden, temperature)
         if not size:
             return logp, None
         first = wanted - int(self.shift)

@@ -8,6 +8,9 @@ and the cache stays exact. What a query sees is one number, its *limit*: it sees
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,11 +42,13 @@ class InferenceModel:
         self.values = torch.zeros_like(self.keys)
 
     @torch.inference_mode()
-    def forward(self, rows: Tensor, ids: Tensor, positions: Tensor, limits: Tensor, first: int = 0) -> Tensor:
+    def forward(
+        self, slots: Sequence[int], ids: np.ndarray, positions: np.ndarray, limits: np.ndarray, first: int = 0
+    ) -> Tensor:
         """Run tokens of some slots through the model and write their keys and values.
 
         Args:
-            rows: ``[n]`` slots.
+            slots: ``n`` rows of the cache.
             ids: ``[n, width]`` token ids.
             positions: ``[n, width]`` absolute positions, consecutive within a row.
             limits: ``[n, width]``; a query sees the keys at positions below its limit.
@@ -52,18 +57,20 @@ class InferenceModel:
         Returns:
             Hidden states ``[n, width - first, hidden]`` after the final norm.
         """
-        n, width = ids.shape
-        span = int(limits.max())
+        device, (n, width), span = self.head.device, ids.shape, int(limits.max())
         mask = None
-        if int(limits.min()) < span:  # else every query sees every key: no mask, the fast path
-            mask = (torch.arange(span, device=ids.device) < limits[..., None])[:, None]
-        if n == 1:
-            row, start = int(rows[0]), int(positions[0, 0])
-            write: tuple[object, object] = (slice(row, row + 1), slice(start, start + width))
-            read: object = slice(row, row + 1)
+        if limits.min() < span:  # else every query sees every key: no mask, the fast path
+            mask = torch.from_numpy((np.arange(span) < limits[..., None])[:, None]).to(device)
+        if n == 1:  # views instead of gathers
+            start = int(positions[0, 0])
+            write: tuple[object, object] = (slice(slots[0], slots[0] + 1), slice(start, start + width))
+            read: object = write[0]
+            cos, sin = self.cos[None, start : start + width], self.sin[None, start : start + width]
         else:
-            write = (rows[:, None], positions)
-            read = slice(0, n) if bool((rows == torch.arange(n, device=rows.device)).all()) else rows
+            rows, places = torch.tensor(slots, device=device), torch.from_numpy(positions).to(device)
+            write = (rows[:, None], places)
+            read = slice(0, n) if list(slots) == list(range(n)) else rows
+            cos, sin = self.cos[places], self.sin[places]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
@@ -72,7 +79,7 @@ class InferenceModel:
             return attention(q, keys[:, :span][read], values[:, :span][read], seen)
 
         return self.transformer.forward(
-            ids, self.cos[positions][:, :, None], self.sin[positions][:, :, None], attend, first
+            torch.from_numpy(ids).to(device), cos[:, :, None], sin[:, :, None], attend, first
         )
 
     @torch.inference_mode()
@@ -87,9 +94,9 @@ class InferenceModel:
         self.keys[:, slot, :length], self.values[:, slot, :length] = keys, values
 
     @torch.inference_mode()
-    def log_probabilities(self, hidden: Tensor, temperature: float = 1.0) -> Tensor:
+    def log_probabilities(self, hidden: Tensor, temperature: float = 1.0) -> np.ndarray:
         """fp32 log-probabilities ``[..., vocabulary]``; the mask and padding ids are impossible."""
         logits = F.linear(hidden, self.head).float() + self.blocked
         if temperature not in (0.0, 1.0):
             logits = logits / temperature
-        return torch.log_softmax(logits, dim=-1)
+        return torch.log_softmax(logits, dim=-1).cpu().numpy()

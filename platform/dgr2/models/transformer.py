@@ -28,7 +28,8 @@ class Layer:
         self.qkv_bias = None
         if projections[0].bias is not None:
             self.qkv_bias = torch.cat([p.bias for p in projections])
-        self.q_norm, self.k_norm = attention.q_norm.weight, attention.k_norm.weight
+        norms = zip((attention.q_norm.weight, attention.k_norm.weight), projections[:2], strict=True)
+        self.qk_norm = torch.cat([norm.expand(p.out_features // len(norm), -1) for norm, p in norms])
         self.output, self.output_bias = attention.o_proj.weight, attention.o_proj.bias
         self.gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
         self.down = mlp.down_proj.weight
@@ -82,12 +83,12 @@ class Transformer:
         """One layer, for the columns from ``first`` on: ``[n, width - first, hidden]``."""
         layer, (n, width, _) = self.layers[index], x.shape
         qkv = F.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
-        split = [self.heads, self.kv_heads, self.kv_heads]
-        q, k, v = qkv.view(n, width, sum(split), self.head_dim).split(split, dim=2)
-        k = rotate(self._norm(k, layer.k_norm), cos, sin)
+        split = [self.heads + self.kv_heads, self.kv_heads]
+        qk, v = qkv.view(n, width, sum(split), self.head_dim).split(split, dim=2)
+        qk = rotate(F.rms_norm(qk, (self.head_dim,), None, self.eps) * layer.qk_norm, cos, sin)
+        q, k = qk.split([self.heads, self.kv_heads], dim=2)
         if first:
-            q, x, cos, sin = q[:, first:], x[:, first:], cos[:, first:], sin[:, first:]
-        q = rotate(self._norm(q, layer.q_norm), cos, sin)
+            q, x = q[:, first:], x[:, first:]
         attended = attend(index, q, k, v).reshape(n, x.shape[1], -1)
         x = x + F.linear(attended, layer.output, layer.output_bias)
         gate, up = F.linear(self._norm(x, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
@@ -110,6 +111,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     Args:
         mask: bool ``[n or 1, 1, width, keys]``; None where every query sees every key.
     """
+    n, width, heads, head_dim = q.shape
+    if width == 1:  # the heads that share keys become queries of one head: no key is repeated in memory
+        q = q.reshape(n, k.shape[2], -1, head_dim)
+        out = F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
+        return out.reshape(n, 1, heads, head_dim)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, enable_gqa=True
     )
