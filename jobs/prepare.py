@@ -61,7 +61,7 @@ def build(
     builder, fold_builders = fit_builders(training, items, folds, tokens, config)
     advance()
 
-    writer = TraceWriter(tokens, config.grid)
+    writer = TraceWriter(tokens, config.grid, config.traces.evidence)
     parts = training_columns(folds, fold_builders, writer, config)
     advance()
     for part in ("valid", "test"):
@@ -96,7 +96,7 @@ def fit_builders(
         for fold, there, grader in zip(folds, present, graders, strict=True)
     ]
     grades = Grades.fit(np.concatenate(scores), config.traces.grades)
-    room = HistoryReader.room_on(config.grid, config.data.candidates)
+    room = HistoryReader.room_on(config.grid, config.data.candidates, config.traces.evidence)
     reader = HistoryReader.build(tokens, items, config.prompt.history, room)
     final = InstanceBuilder(
         Retriever.fit(training, len(items.leaf) - 1, config.retrieval),

@@ -178,7 +178,7 @@ def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_presets_load_and_name_themselves() -> None:
-    assert presets() == ["beauty-small", "demo"]
+    assert presets() == ["beauty-small", "demo", "long"]
     for name in presets():
         assert load_config(name, inputs=False).preset == name
     with pytest.raises(ConfigError, match="unknown preset 'dmo'.*demo"):

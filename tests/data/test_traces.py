@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from datasets import load_from_disk
 
+from dgr2.config.schema import GridConfig
 from dgr2.data.instances import InstanceBuilder
 from dgr2.data.tokenizer import load_tokenizer
-from dgr2.data.traces import Grades, answer_order, rejection_sample, strongest_evidence
+from dgr2.data.traces import Grades, TraceWriter, answer_order, rejection_sample, strongest_evidence
 from dgr2.data.vocabulary import Vocabulary
 
 
@@ -100,7 +101,29 @@ def test_grades_are_finer_at_the_top():
 
 def test_strongest_evidence_prefers_follow_then_level_then_order():
     levels = np.array([[1, 7, 0, 0, 0, 0, 0, 0], [0, 3, 3, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 5, 4]])
-    assert strongest_evidence(levels).tolist() == [0, 1, 6]
+    assert strongest_evidence(levels, 1).tolist() == [[0], [1], [6]]
+    assert strongest_evidence(levels, 3).tolist() == [[0, 1, 2], [1, 2, 3], [6, 7, 0]]
+    assert sorted(strongest_evidence(levels, 8)[1].tolist()) == list(range(8))
+
+
+@pytest.mark.parametrize("evidence", [1, 3, 8])
+def test_traces_cite_as_much_evidence_as_asked(prepared, lists, evidence):
+    builder, row = InstanceBuilder.load(prepared.data), lists["valid"][0]
+    scores = np.array([row["scores"]])
+    measured = builder.measure([row["history"]], np.array([row["candidates"]]), scores)
+    grid = GridConfig(block_size=16, trace_blocks=6)
+    writer = TraceWriter(builder.tokens, grid, evidence)
+    (response,) = writer.write(
+        measured.readings, measured.counts, measured.levels, measured.grades, measured.order
+    )
+    vocabulary = Vocabulary.from_tokenizer(load_tokenizer(prepared.tokenizer), 6)
+    count, step = len(row["candidates"]), 2 + evidence
+    end = response.index(vocabulary.think_end)
+    matched = np.array(response[end - step * count : end]).reshape(count, step)
+    assert matched[:, 0].tolist() == list(vocabulary.labels[:count])
+    assert set(matched[:, -1].tolist()) <= set(vocabulary.grades)
+    assert all(len(set(cited)) == evidence for cited in matched[:, 1:-1].tolist())
+    assert set(matched[:, 1:-1].ravel().tolist()) <= set(row["prompt_ids"])
 
 
 def test_valid_orders_are_the_experts(prepared, lists):

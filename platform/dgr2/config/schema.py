@@ -80,6 +80,9 @@ class TraceConfig:
     """Depth of the grader's trees: LambdaMART on what the prompt shows of a candidate."""
     grades: int = 10
     """Levels of the grade that the trace gives to every candidate."""
+    evidence: int = 1
+    """Pieces of evidence that the trace cites of a candidate, strongest first, 8 at most; more of them need
+    more of ``grid.trace_blocks``."""
     tries: int = 8
     """Rejection sampling: draws until the known target comes first; without success the list is dropped."""
     noise: float = 0.3

@@ -70,6 +70,7 @@ SHARES = (
     "first_state_share",
 )
 LABELS = 26  # candidates are named <A>..<Z>
+EVIDENCE = 8  # kinds of evidence that a prompt shows
 
 
 def validate(cfg: Config) -> None:
@@ -131,6 +132,8 @@ def _data(cfg: Config) -> None:
         raise ConfigError(f"'data.candidates' must be at most {LABELS}, one letter a candidate")
     if cfg.data.source == "shop" and cfg.data.candidates >= cfg.data.items:
         raise ConfigError("'data.candidates' must be smaller than 'data.items'")
+    if cfg.traces.evidence > EVIDENCE:
+        raise ConfigError(f"'traces.evidence' must be at most {EVIDENCE}, the kinds of evidence in a prompt")
 
 
 def _model(cfg: Config) -> None:
@@ -157,11 +160,11 @@ def _grid(cfg: Config) -> None:
         if size % step:
             raise ConfigError(f"'cft.block_curriculum' must hold divisors of {size} only, and {step} is none")
     # Label, evidence and grade of every candidate, then the end of the trace.
-    trace, least = cfg.grid.trace_blocks * size, 3 * cfg.data.candidates + 1
+    trace, least = cfg.grid.trace_blocks * size, (2 + cfg.traces.evidence) * cfg.data.candidates + 1
     if trace < least:
         raise ConfigError(
             f"a trace of {trace} tokens cannot weigh {cfg.data.candidates} candidates ({least} tokens): "
-            "raise 'grid.trace_blocks' or lower 'data.candidates'"
+            "raise 'grid.trace_blocks' or lower 'data.candidates' or 'traces.evidence'"
         )
     if cfg.model.context <= trace + size:
         raise ConfigError(f"'model.context' must exceed a response of {trace + size} tokens")

@@ -15,8 +15,12 @@ from dgr2.config.schema import GridConfig
 from dgr2.data.prompt import ABSENT, TokenTable
 from dgr2.data.statistics import ItemTable, Statistics
 
-STEP_TOKENS = 3  # a candidate's share of a trace: label, evidence, grade
 FOLLOWERS = 4  # categories that the reading can name as likely next
+
+
+def candidate_tokens(evidence: int) -> int:
+    """A candidate's share of a trace: its label, its evidence, its grade."""
+    return evidence + 2
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,9 @@ class HistoryReader:
         return cls(tokens, items, shown, room, names)
 
     @staticmethod
-    def room_on(grid: GridConfig, candidates: int) -> int:
-        """Tokens that a trace leaves for the reading beside K candidates and its end."""
-        return grid.trace_blocks * grid.block_size - STEP_TOKENS * candidates - 1
+    def room_on(grid: GridConfig, candidates: int, evidence: int) -> int:
+        """Tokens that a trace leaves for the reading beside its end and K candidates with their evidence."""
+        return grid.trace_blocks * grid.block_size - candidate_tokens(evidence) * candidates - 1
 
     def read(self, histories: list[list[int]], statistics: Statistics) -> list[Reading]:
         """The reading of every history; exactly ``room`` tokens where there are enough items to cite."""

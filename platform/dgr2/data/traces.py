@@ -1,7 +1,7 @@
 """The ``evidence`` generator: traces and answers written from measured evidence, laid out on the block grid.
 
 A response is the reading of the history (steps 1 and 2; see ``reading``), then for every candidate in
-pre-rank order ``label, strongest evidence, grade`` (step 3), then ``</think>``, which is the last token of
+pre-rank order ``label, strongest evidence…, grade`` (step 3), then ``</think>``, which is the last token of
 the last trace block where all K candidates are there. The answer starts on a block boundary: the labels,
 best first, and ``<|end|>`` to the end of the block.
 """
@@ -45,13 +45,15 @@ def answer_order(grades: np.ndarray) -> np.ndarray:
     return np.argsort(-grades, axis=1, kind="stable")
 
 
-def strongest_evidence(levels: np.ndarray) -> np.ndarray:
-    """``[…]`` index of the evidence that a trace cites.
+def strongest_evidence(levels: np.ndarray, count: int) -> np.ndarray:
+    """``[…, count]`` indices of the evidence that a trace cites, of levels ``[…, 8]``.
 
-    Having followed the last item before is what the expert relies on by far: it is cited wherever it
-    happened. Else the evidence with the highest level; the first in the order of ``EVIDENCE`` wins ties.
+    Having followed the last item before is what the expert relies on by far: it is cited first wherever it
+    happened. Else by level, highest first; the first in the order of ``EVIDENCE`` wins ties.
     """
-    return np.where(levels[..., 0] > 0, 0, levels.argmax(axis=-1))
+    strength = levels.copy()
+    strength[..., 0] = np.where(levels[..., 0] > 0, levels.max() + 1, 0)
+    return np.argsort(-strength, axis=-1, kind="stable")[..., :count]
 
 
 def rejection_sample(
@@ -86,6 +88,8 @@ class TraceWriter:
 
     tokens: TokenTable
     grid: GridConfig
+    evidence: int
+    """Pieces of evidence a candidate."""
 
     def write(
         self,
@@ -102,11 +106,11 @@ class TraceWriter:
             counts: ``[lists]`` number of candidates.
             levels: ``[lists, width, 8]`` evidence levels; grades, order: ``[lists, width]``.
         """
-        strongest = strongest_evidence(levels)
-        cited = self.tokens.evidence[strongest, np.take_along_axis(levels, strongest[..., None], -1)[..., 0]]
+        strongest = strongest_evidence(levels, self.evidence)
+        cited = self.tokens.evidence[strongest, np.take_along_axis(levels, strongest, -1)]
         labels = np.broadcast_to(self.tokens.labels[: order.shape[1]], order.shape)
         graded = self.tokens.grades[np.maximum(grades, 0)]
-        matched = np.stack([labels, cited, graded], axis=-1)
+        matched = np.concatenate([labels[..., None], cited, graded[..., None]], axis=-1)
         responses = []
         for row, reading in enumerate(readings):
             count = int(counts[row])
