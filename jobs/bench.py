@@ -1,6 +1,8 @@
-"""Benchmarks: ``dgr2 bench decode --run DIR``, and ``train`` and ``replay`` on synthetic shapes."""
+"""Benchmarks: ``decode`` of a run's student, and ``decode``, ``train`` and ``replay`` of a random model."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -8,6 +10,7 @@ from transformers import AutoTokenizer
 
 from dgr2.benchmarks import Figures, Summary
 from dgr2.benchmarks.decode import bench_decode
+from dgr2.benchmarks.decode_shape import bench_decode_shape
 from dgr2.benchmarks.replay import bench_replay
 from dgr2.benchmarks.train import bench_train
 from dgr2.config.schema import Config
@@ -18,33 +21,49 @@ from dgr2.evaluation.instances import HeldOut
 from dgr2.evaluation.rows import ROWS
 from dgr2.storage import RunFolder
 
-SYNTHETIC = {"train": bench_train, "replay": bench_replay}
-BENCHES = ("decode", *SYNTHETIC)
+BENCHES = ("decode", "train", "replay")
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """What is measured without a run.
+
+    Attributes:
+        shape: Model shape.
+        repeats: Rounds.
+        device: ``cpu`` or ``cuda`` (``decode``).
+        tokens: Tokens that a forward of ``decode`` commits beside the anchor.
+    """
+
+    shape: str
+    repeats: int
+    device: str
+    tokens: int
 
 
 def bench(
-    what: str, run: RunFolder | None, config: Config, shape: str, repeats: int, console: Console
+    what: str, run: RunFolder | None, config: Config, synthetic: Synthetic, console: Console
 ) -> Figures:
     """Measure ``what`` and print it.
 
     Args:
         run: Run folder whose latest student is measured (``decode``).
-        shape: Model shape of ``train`` and ``replay``.
-        repeats: Rounds of ``train`` and ``replay``.
 
     Raises:
         ConfigError: nothing is called so, or the run lacks what it measures.
     """
-    if what in SYNTHETIC:
-        if run is not None:
+    if what not in BENCHES:
+        raise ConfigError(f"there is no benchmark '{what}'; choose one of {', '.join(BENCHES)}")
+    if run is not None:
+        if what != "decode":
             raise ConfigError(f"'{what}' measures a model of --shape, not a run: leave --run out")
-        figures = SYNTHETIC[what](shape, repeats, Summary.of(config))
-    elif what == "decode":
-        if run is None:
-            raise ConfigError("'decode' measures the student of a run: give --run DIR")
         figures = bench_decode(latest_student(run, config), HeldOut.load(run.data))
     else:
-        raise ConfigError(f"there is no benchmark '{what}'; choose one of {', '.join(BENCHES)}")
+        summary, shape, repeats = Summary.of(config), synthetic.shape, synthetic.repeats
+        if what == "decode":
+            figures = bench_decode_shape(shape, synthetic.device, synthetic.tokens, repeats, summary)
+        else:
+            figures = {"train": bench_train, "replay": bench_replay}[what](shape, repeats, summary)
     table = Table("figure", "value", "95 %", "unit", title=f"bench {what}")
     for name, found in figures.items():
         table.add_row(

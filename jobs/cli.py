@@ -139,15 +139,26 @@ def evaluate(run: Run, overrides: Overrides = None, preset: Preset = None, confi
 def bench(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="decode, train or replay.")],
     overrides: Overrides = None,
-    run: Annotated[Path | None, typer.Option("--run", help="Run folder (decode).")] = None,
-    shape: Annotated[str, typer.Option("--shape", help="Model shape of train and replay.")] = "small",
-    repeats: Annotated[int, typer.Option("--repeats", min=2, help="Rounds of train and replay.")] = 15,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Run folder whose student decodes; else a random model does.")
+    ] = None,
+    shape: Annotated[
+        str, typer.Option("--shape", help="Random model: small, qwen3-0.6b or qwen3-8b.")
+    ] = "small",
+    device: Annotated[
+        str, typer.Option("--device", help="Where a random model decodes: cpu, or cuda in bfloat16.")
+    ] = "cpu",
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, help="Tokens a forward of a random model commits.")
+    ] = 6,
+    repeats: Annotated[int, typer.Option("--repeats", min=2, help="Rounds of a random model.")] = 15,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the figures to this file; a picture lies beside it.")
     ] = None,
 ) -> None:
     """Measure speed as ratios of one process; a run's files stay as they are."""
     with _errors():
+        from dgr2.jobs.bench import Synthetic
         from dgr2.jobs.bench import bench as measure
         from dgr2.jobs.run import refuse_upstream_changes
         from dgr2.storage import RunFolder, write_json
@@ -158,10 +169,11 @@ def bench(
         else:
             cfg = load_config(None, overrides or (), base=folder.config(), inputs=False)
             refuse_upstream_changes(folder, cfg, "evaluate", free=("decode",))
-        figures = measure(what, folder, cfg, shape, repeats, Console())
+        synthetic = Synthetic(shape, repeats, device, tokens)
+        figures = measure(what, folder, cfg, synthetic, Console())
         if json is not None:
             write_json(json, {"figures": figures})
-            if what == "decode":
+            if what == "decode" and run is not None:
                 from dgr2.benchmarks.plots import write_decode_plot
 
                 write_decode_plot(figures, json.with_suffix(".png"))

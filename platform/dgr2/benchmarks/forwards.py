@@ -48,13 +48,14 @@ class Roofline:
     @classmethod
     def measure(cls, dtype: torch.dtype, device: torch.device, repeats: int = 5) -> Roofline:
         """Best of some repeats."""
-        a = torch.rand(1024, 1024, device=device).to(dtype)
+        side = 8192 if device.type == "cuda" else 1024
+        a = torch.rand(side, side, device=device).to(dtype)
         long = torch.zeros(2**25, device=device, dtype=dtype)
         calls = {"product": lambda _: _finished(a @ a), "copy": lambda _: _finished(long.clone())}
         timed = time_turns(calls, repeats)
         seconds = {name: min(turns.seconds) for name, turns in timed.items()}
         moved = 2 * long.numel() * long.element_size()
-        return cls(2 * 1024**3 / seconds["product"], moved / seconds["copy"])
+        return cls(2 * side**3 / seconds["product"], moved / seconds["copy"])
 
     def seconds(self, inference: InferenceModel, width: int, span: int) -> float:
         """Least time of a forward of one row: arithmetic, or every weight and cached token read once.
@@ -163,6 +164,8 @@ def forward_figures(
         figures[f"{name}_roofline_ms"] = summary.median([1e3 * s.bound / s.forwards for s in spent], "ms")
     first, *_, last = found
     for phase in PHASES[1:]:
+        if not any(s.phases[phase] for s in found[first]):
+            continue  # random weights open no answer
         figures[f"{last}_{phase}_speedup_b1"] = summary.ratio(
             [s.phases[phase] for s in found[first]], [s.phases[phase] for s in found[last]]
         )

@@ -316,7 +316,7 @@ class RayConfig:
     threads_per_worker: int = 1
     """CPU threads and logical CPUs of a training worker."""
     use_gpu: bool = False
-    """Give every training worker a GPU."""
+    """Train on a GPU a worker; actors and evaluation decode on CPUs."""
     timeout_s: float = 120.0
     """Longest wait for placement, actors and results; then an error says what was asked for and is free."""
     recompute_layers: bool = False

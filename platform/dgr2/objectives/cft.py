@@ -55,9 +55,9 @@ def draw_noise(
     """
     batch, width = valid.shape
     shape = (batch, width // block_size, block_size)
-    maskable = valid.numpy().reshape(shape).copy()
+    maskable = valid.cpu().numpy().reshape(shape).copy()
     maskable[..., 0] = False
-    in_answer = answer.numpy().reshape(shape)[..., 0]
+    in_answer = answer.cpu().numpy().reshape(shape)[..., 0]
     n = maskable.sum(-1)
     k = 1 + np.floor(random.random(n.shape) * n).astype(int)
     extra = random.random(n.shape) < np.where(
@@ -90,8 +90,8 @@ def draw_noise(
     masked = np.stack([first, second])
     masked[0, ..., 0] |= anchored
     return Noise(
-        torch.from_numpy(masked.reshape(COPIES, batch, width)),
-        torch.from_numpy(weights.reshape(COPIES, batch, width)).float(),
+        torch.tensor(masked.reshape(COPIES, batch, width)),
+        torch.tensor(weights.reshape(COPIES, batch, width)).float(),
     )
 
 

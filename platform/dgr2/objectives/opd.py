@@ -52,9 +52,9 @@ class TeacherScores:
         top = torch.zeros(len(scores), width, k)
         tail = torch.zeros(len(scores), width)
         for row, (i, t, r) in enumerate(scores):
-            ids[row, : len(i)] = torch.from_numpy(i.astype(np.int64))
-            top[row, : len(t)] = torch.from_numpy(t)
-            tail[row, : len(r)] = torch.from_numpy(r)
+            ids[row, : len(i)] = torch.tensor(i.astype(np.int64))
+            top[row, : len(t)] = torch.tensor(t)
+            tail[row, : len(r)] = torch.tensor(r)
         return cls(ids, top, tail)
 
 
@@ -69,8 +69,8 @@ def draw_states(replay: Replay, copies: int, random: np.random.Generator, first_
     committed = replay.steps < NEVER
     steps = torch.where(committed, replay.steps, -1).view(batch, blocks, replay.block_size)
     count = steps.amax(-1) + 1  # steps of each block; 0 behind the end of a response
-    uniform = torch.from_numpy(random.random((copies, batch, blocks)))
-    first = torch.from_numpy(random.random((copies, batch, blocks)) < first_share)
+    uniform = torch.tensor(random.random((copies, batch, blocks)))
+    first = torch.tensor(random.random((copies, batch, blocks)) < first_share)
     chosen = (uniform * count).floor().long().masked_fill(first, 0)
     masked = replay.steps.view(batch, blocks, replay.block_size) >= chosen[..., None]
     return (masked & (count > 0)[None, ..., None]).view(copies, batch, width)

@@ -75,7 +75,7 @@ def draw_slips(
         share: Probability that a candidate is moved.
     """
     slots = int(counts.max())
-    draws = torch.from_numpy(random.random((2, len(starts), slots)))
+    draws = torch.tensor(random.random((2, len(starts), slots)))
     position, real = answer_slots(starts, counts, slots, width)
     keys = torch.where(real & (draws[0] < share), draws[1] * counts[:, None] - 0.5, torch.arange(slots))
     return Slips(position, real, keys.argsort(dim=1, stable=True))

@@ -30,6 +30,7 @@ from dgr2.objectives.listwise import listwise_loss
 from dgr2.objectives.opd import TeacherScores, draw_states, opd_loss, pack_states
 from dgr2.objectives.rl import policy_loss
 from dgr2.rollout.weights import checksum, export_weights
+from dgr2.training.device import take_device
 from dgr2.training.loop import (
     clip_gradients,
     learning_rate,
@@ -93,7 +94,7 @@ def online_worker(job: dict[str, Any]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(job["tokenizer"], local_files_only=True)
     vocabulary = Vocabulary.from_tokenizer(tokenizer, config.data.candidates)
     optim, timeout = online_optim(job["kind"], config), config.rollout.timeout_s
-    model = load_model(Path(job["init"]))
+    model = load_model(Path(job["init"])).to(take_device(config.ray.use_gpu))
     if config.ray.recompute_layers:
         model.activation_checkpointing_enable()
     optimizer = make_optimizer(model, optim)

@@ -17,6 +17,7 @@ from dgr2.config import Config, load_config
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.errors import StorageError
 from dgr2.models.backbone import build_model, load_model, save_model
+from dgr2.training.device import take_device
 from dgr2.training.loop import Phase, fit, make_optimizer
 from dgr2.training.memory import keep_freed_memory
 from dgr2.training.tasks import Cft, Midtraining, Sft, Sums
@@ -52,6 +53,7 @@ def train_worker(job: dict[str, Any]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(job["tokenizer"], local_files_only=True)
     vocabulary = Vocabulary.from_tokenizer(tokenizer, config.data.candidates)
     model = load_model(job["init"]) if job["init"] else build_model(config.model, vocabulary, config.seed)
+    model.to(take_device(config.ray.use_gpu))
     if config.ray.recompute_layers:
         model.activation_checkpointing_enable()
     phases = build_phases(job["kind"], config, Path(job["data"]), vocabulary)
@@ -144,7 +146,7 @@ def read_checkpoint(checkpoint: ray.train.Checkpoint | None) -> dict[str, Any] |
         try:
             position = json.loads((folder / "position.json").read_text())
             weights = load_file(folder / MODEL)
-            optimizer = torch.load(folder / STATE, weights_only=True)
+            optimizer = torch.load(folder / STATE, weights_only=True, map_location="cpu")
         except (OSError, ValueError, RuntimeError) as error:
             raise StorageError(
                 f"checkpoint {folder} is damaged ({error}): remove it to start the stage anew"
