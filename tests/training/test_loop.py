@@ -16,12 +16,12 @@ from ranks import OPTIM, make_task, train_as_rank
 from ray.train import Checkpoint
 from tiny import VOCABULARY, tiny_model, tiny_prompts, tiny_responses
 
-from dgr2.config.schema import Config, GridConfig, OptimConfig
+from dgr2.config.schema import Config, GridConfig, OptimConfig, RayConfig
 from dgr2.errors import DGR2Error
 from dgr2.models.backbone import hidden_states
 from dgr2.training.loop import Phase, fit, learning_rate, make_optimizer, micro_batches, step_indices
 from dgr2.training.tasks import Cft, Sft
-from dgr2.training.worker import read_checkpoint, write_checkpoint
+from dgr2.training.worker import read_checkpoint, training_state, write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_interrupted_training_ends_bit_identical(kind, data, config, tmp_path):
 
     def die_after_four(step, _):
         if step == 4:
-            write_checkpoint(tmp_path, broken, optimizer, 0, step)
+            write_checkpoint(tmp_path, training_state(broken, optimizer), 0, step)
         if step == 5:
             raise Killed
 
@@ -186,9 +186,11 @@ def test_mixed_precision_trains_weights_in_fp32(data, config):
     assert losses[True] != losses[False] and losses[True] == pytest.approx(losses[False], rel=0.03)
 
 
-def test_two_workers_train_and_log_what_one_does(data, config, tmp_path):
+@pytest.mark.parametrize("how", [RayConfig(), RayConfig(shard=True, recompute_layers=True)])
+def test_two_workers_train_and_log_what_one_does(how, data, config, tmp_path):
+    """Also when they are interrupted, and where one worker has fewer forwards than the other."""
     train_as_rank(0, 1, tmp_path, data, config)
-    torch.multiprocessing.spawn(train_as_rank, (2, tmp_path, data, config), nprocs=2)
+    torch.multiprocessing.spawn(train_as_rank, (2, tmp_path, data, config, how), nprocs=2)
     one, two = (torch.load(tmp_path / f"{world}.pt", weights_only=True) for world in (1, 2))
     for name, value in one["weights"].items():
         torch.testing.assert_close(two["weights"][name], value, rtol=1e-4, atol=1e-5)

@@ -64,13 +64,13 @@ class Roofline:
             width: Tokens that go in.
             span: Tokens of the cache that are seen.
         """
-        transformer = inference.transformer
-        layers, head_dim = transformer.layers, transformer.head_dim
+        layers = inference.transformer.layers
+        kv_size, q_size = (n * layers[0].head_dim for n in (layers[0].kv_heads, layers[0].heads))
         weights = inference.head.numel() + sum(
             w.numel() for layer in layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)
         )
-        flops = 2 * width * weights + 4 * width * span * len(layers) * transformer.heads * head_dim
-        cached = 2 * span * len(layers) * transformer.kv_heads * head_dim
+        flops = 2 * width * weights + 4 * width * span * len(layers) * q_size
+        cached = 2 * span * len(layers) * kv_size
         moved = (weights + cached) * inference.head.element_size()
         return max(flops / self.flops, moved / self.bytes)
 

@@ -319,6 +319,8 @@ class RayConfig:
     """Train on a GPU a worker; actors and evaluation decode on CPUs."""
     timeout_s: float = 120.0
     """Longest wait for placement, actors and results; then an error says what was asked for and is free."""
+    shard: bool = False
+    """Shard weights, gradients and optimizer state over the workers (FSDP2); the result is the same."""
     recompute_layers: bool = False
     """Gradient checkpointing: training keeps each layer's input only and computes the layer twice; the result
     is the same."""

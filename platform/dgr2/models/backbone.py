@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
@@ -83,10 +84,17 @@ def load_model(folder: str | Path) -> Qwen3ForCausalLM:
 
 
 def save_model(
-    model: Qwen3ForCausalLM, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None
+    model: Qwen3ForCausalLM,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    weights: dict[str, Tensor] | None = None,
 ) -> None:
-    """Write the Hugging Face layout (config, safetensors, tokenizer), as ``from_pretrained`` reads it."""
-    model.save_pretrained(folder, safe_serialization=True)
+    """Write the Hugging Face layout (config, safetensors, tokenizer), as ``from_pretrained`` reads it.
+
+    Args:
+        weights: Whole weights of a model whose own are sharded.
+    """
+    model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
@@ -97,6 +105,11 @@ def hidden_states(model: Qwen3ForCausalLM, rows: PackedRows) -> Tensor:
     Those of the prompt but its last token predict nothing and are zero. With the model's gradient
     checkpointing on, each layer is computed again for its gradient.
     """
+    return model.compute(rows) if isinstance(model, FSDPModule) else compute_hidden_states(model, rows)
+
+
+def compute_hidden_states(model: Qwen3ForCausalLM, rows: PackedRows) -> Tensor:
+    """:func:`hidden_states` of a model whose root weights are whole."""
     transformer = Transformer(model)
     cos, sin = transformer.tables(int(rows.positions.max()) + 1)
     first = max(rows.prompt - 1, 0)
@@ -104,7 +117,7 @@ def hidden_states(model: Qwen3ForCausalLM, rows: PackedRows) -> Tensor:
         rows.ids,
         cos[rows.positions][:, :, None],
         sin[rows.positions][:, :, None],
-        lambda _, q, k, v: attention(q, k, v, rows.mask[:, :, rows.ids.shape[1] - q.shape[1] :]),
+        lambda _: lambda q, k, v: attention(q, k, v, rows.mask[:, :, rows.ids.shape[1] - q.shape[1] :]),
         first,
         recompute=model.is_activation_checkpointing and torch.is_grad_enabled(),
     )

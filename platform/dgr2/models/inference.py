@@ -18,7 +18,7 @@ from transformers import Qwen3ForCausalLM
 
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.models.backbone import suppress
-from dgr2.models.transformer import Transformer, attention
+from dgr2.models.transformer import Attend, Transformer, attention
 
 
 class InferenceModel:
@@ -31,13 +31,8 @@ class InferenceModel:
         self.head = model.lm_head.weight.detach()
         self.blocked = suppress(torch.zeros_like(self.head[:, 0]), vocabulary)
         self.cos, self.sin = self.transformer.tables(context)
-        shape = (
-            len(self.transformer.layers),
-            slots,
-            context,
-            self.transformer.kv_heads,
-            self.transformer.head_dim,
-        )
+        layers = self.transformer.layers
+        shape = (len(layers), slots, context, layers[0].kv_heads, layers[0].head_dim)
         self.keys = torch.zeros(shape, dtype=self.head.dtype, device=self.head.device)
         self.values = torch.zeros_like(self.keys)
 
@@ -72,11 +67,15 @@ class InferenceModel:
             read = slice(0, n) if list(slots) == list(range(n)) else rows
             cos, sin = self.cos[places], self.sin[places]
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(layer: int) -> Attend:
             keys, values = self.keys[layer], self.values[layer]
-            keys[write], values[write] = k, v
-            seen = None if mask is None else mask[:, :, width - q.shape[1] :]
-            return attention(q, keys[:, :span][read], values[:, :span][read], seen)
+
+            def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                keys[write], values[write] = k, v
+                seen = None if mask is None else mask[:, :, width - q.shape[1] :]
+                return attention(q, keys[:, :span][read], values[:, :span][read], seen)
+
+            return cached
 
         return self.transformer.forward(
             torch.from_numpy(ids).to(device), cos[:, :, None], sin[:, :, None], attend, first

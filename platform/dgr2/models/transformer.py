@@ -6,16 +6,17 @@ small element-wise operations at our widths. A parity test holds it to theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3ForCausalLM
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""``(layer, q, k, v) -> out``, all ``[n, width, heads, head_dim]`` (k and v with the key/value heads)."""
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``(q, k, v) -> out``, all ``[n, width, heads, head_dim]`` (k and v with the key/value heads)."""
 
 
 class Layer:
@@ -28,25 +29,40 @@ class Layer:
         self.qkv_bias = None
         if projections[0].bias is not None:
             self.qkv_bias = torch.cat([p.bias for p in projections])
-        norms = zip((attention.q_norm.weight, attention.k_norm.weight), projections[:2], strict=True)
-        self.qk_norm = torch.cat([norm.expand(p.out_features // len(norm), -1) for norm, p in norms])
+        self.head_dim, self.eps = int(attention.head_dim), layer.input_layernorm.variance_epsilon
+        self.heads, self.kv_heads = (p.out_features // self.head_dim for p in projections[:2])
+        q_norm, k_norm = attention.q_norm.weight, attention.k_norm.weight
+        self.qk_norm = torch.cat([q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)])
         self.output, self.output_bias = attention.o_proj.weight, attention.o_proj.bias
         self.gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
         self.down = mlp.down_proj.weight
         self.input_norm = layer.input_layernorm.weight
         self.post_norm = layer.post_attention_layernorm.weight
 
+    def compute(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, first: int) -> Tensor:
+        """Output of the layer for the columns from ``first`` on: ``[n, width - first, hidden]``."""
+        n, width, _ = x.shape
+        qkv = F.linear(norm(x, self.input_norm, self.eps), self.qkv, self.qkv_bias)
+        split = [self.heads + self.kv_heads, self.kv_heads]
+        qk, v = qkv.view(n, width, sum(split), self.head_dim).split(split, dim=2)
+        qk = rotate(F.rms_norm(qk, (self.head_dim,), None, self.eps) * self.qk_norm, cos, sin)
+        q, k = qk.split([self.heads, self.kv_heads], dim=2)
+        if first:
+            q, x = q[:, first:], x[:, first:]
+        x = x + F.linear(attend(q, k, v).reshape(n, x.shape[1], -1), self.output, self.output_bias)
+        gate, up = F.linear(norm(x, self.post_norm, self.eps), self.gate_up).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, self.down)
+
 
 class Transformer:
     """A view of a Hugging Face model's weights; gradients reach them unless built under ``no_grad``."""
 
     def __init__(self, model: Qwen3ForCausalLM) -> None:
-        config, base = model.config, model.model
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        self.eps = config.rms_norm_eps
+        base = model.model
+        self.eps = model.config.rms_norm_eps
         self.embedding, self.final_norm = base.embed_tokens.weight, base.norm.weight
-        self.layers: Sequence[Layer] = [Layer(layer) for layer in base.layers]
+        # a sharded layer gathers its weights when it computes
+        self.layers = [layer if isinstance(layer, FSDPModule) else Layer(layer) for layer in base.layers]
         self.rotary = base.rotary_emb
 
     def tables(self, context: int) -> tuple[Tensor, Tensor]:
@@ -57,46 +73,39 @@ class Transformer:
         return cos[0], sin[0]
 
     def forward(
-        self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend, first: int = 0, recompute: bool = False
+        self,
+        ids: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Callable[[int], Attend],
+        first: int = 0,
+        recompute: bool = False,
     ) -> Tensor:
         """Hidden states ``[n, width - first, hidden]`` after the final norm.
 
         Args:
             ids: ``[n, width]``.
             cos, sin: ``[n, width, 1, head_dim]`` of each token's position.
-            attend: Attention of one layer; it knows masks and caches. In the last layer the queries are those
-                from column ``first`` on.
+            attend: Attention of a layer by its index; it knows masks and caches. The last layer's queries are
+                those from column ``first`` on.
             first: First column whose hidden state is wanted: the last layer computes no others, though the
                 keys and values of all.
             recompute: Keep each layer's input only, and compute the layer again for its gradient.
         """
         x = F.embedding(ids, self.embedding)
-        for index in range(len(self.layers)):
+        for index, layer in enumerate(self.layers):
             start = first if index == len(self.layers) - 1 else 0
             if recompute:
-                x = checkpoint(self._layer, index, x, cos, sin, attend, start, use_reentrant=False)
+                x = checkpoint(layer.compute, x, cos, sin, attend(index), start, use_reentrant=False)
             else:
-                x = self._layer(index, x, cos, sin, attend, start)
-        return self._norm(x, self.final_norm)
+                x = layer.compute(x, cos, sin, attend(index), start)
+        return norm(x, self.final_norm, self.eps)
 
-    def _layer(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, first: int) -> Tensor:
-        """One layer, for the columns from ``first`` on: ``[n, width - first, hidden]``."""
-        layer, (n, width, _) = self.layers[index], x.shape
-        qkv = F.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
-        split = [self.heads + self.kv_heads, self.kv_heads]
-        qk, v = qkv.view(n, width, sum(split), self.head_dim).split(split, dim=2)
-        qk = rotate(F.rms_norm(qk, (self.head_dim,), None, self.eps) * layer.qk_norm, cos, sin)
-        q, k = qk.split([self.heads, self.kv_heads], dim=2)
-        if first:
-            q, x = q[:, first:], x[:, first:]
-        attended = attend(index, q, k, v).reshape(n, x.shape[1], -1)
-        x = x + F.linear(attended, layer.output, layer.output_bias)
-        gate, up = F.linear(self._norm(x, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, layer.down)
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        weight = weight if weight.dtype == x.dtype else weight.to(x.dtype)  # under autocast
-        return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square norm of the last dimension."""
+    weight = weight if weight.dtype == x.dtype else weight.to(x.dtype)  # under autocast
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -7,14 +7,18 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from dgr2.errors import StorageError
+from dgr2.models.sharding import gathered
 from dgr2.rollout.checksum import State, checksum
 
 __all__ = ["State", "checksum", "export_weights", "import_weights"]
 
 
 def export_weights(model: Qwen3ForCausalLM) -> dict[str, np.ndarray]:
-    """fp32 copies of all parameters by name; a tied one appears once."""
-    return {name: p.detach().float().cpu().numpy().copy() for name, p in model.named_parameters()}
+    """fp32 copies of all parameters by name; a tied one appears once.
+
+    All workers of a sharded model must call it.
+    """
+    return {name: gathered(p.detach()).float().cpu().numpy().copy() for name, p in model.named_parameters()}
 
 
 def import_weights(model: Qwen3ForCausalLM, state: State) -> None:

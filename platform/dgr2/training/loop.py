@@ -14,6 +14,7 @@ from transformers import Qwen3ForCausalLM
 
 from dgr2.config.schema import OptimConfig
 from dgr2.errors import DGR2Error
+from dgr2.models.sharding import gathered, is_sharded
 from dgr2.training.tasks import Sums, Task
 
 
@@ -89,17 +90,16 @@ def fit(
         indices = step_indices(task.size, optim.batch_size, step, seed, phase.stream)
         denominator = task.denominator(indices)
         prepared = task.prepare(indices, step, optim.steps, stream(seed, phase.stream, 2, step))
-        share = -(-len(indices) // world)
-        stop = min((rank + 1) * share, len(indices))
         optimizer.zero_grad(set_to_none=True)
         sums: Sums = {}
-        widths = [task.tokens(index) for index in indices]
-        for rows in micro_batches(widths, rank * share, stop, optim):
+        for rows, weight in rank_batches([task.tokens(index) for index in indices], rank, world, optim):
+            if not weight and not is_sharded(model):
+                continue
             with torch.autocast(model.device.type, torch.bfloat16, enabled=mixed_precision):
                 loss, figures = task.loss(model, indices, rows, prepared)
-            (loss / denominator).backward()
+            (weight * loss / denominator).backward()
             for name, value in figures.items():
-                sums[name] = sums.get(name, 0.0) + value / denominator
+                sums[name] = sums.get(name, 0.0) + weight * value / denominator
         if world > 1:
             sum_gradients(model)
             sums = sum_figures(sums)
@@ -109,6 +109,23 @@ def fit(
         optimizer.step()
         on_step(step + 1, {**sums, "grad_norm": norm, "learning_rate": learning_rate(optim, step)})
     model.eval()
+
+
+def rank_batches(
+    widths: Sequence[int], rank: int, world: int, optim: OptimConfig
+) -> list[tuple[slice, float]]:
+    """A rank's forwards of a step and their weights, as many on every rank.
+
+    One that has fewer than others ends with forwards of weight 0, which count for nothing.
+    """
+    share = -(-len(widths) // world)
+    of_ranks = [
+        list(micro_batches(widths, min(r * share, len(widths)), min((r + 1) * share, len(widths)), optim))
+        for r in range(world)
+    ]
+    own, most = of_ranks[rank], max(map(len, of_ranks))
+    idle = own[-1] if own else of_ranks[0][0]
+    return [(rows, 1.0) for rows in own] + [(idle, 0.0)] * (most - len(own))
 
 
 def micro_batches(widths: Sequence[int], start: int, stop: int, optim: OptimConfig) -> Iterator[slice]:
@@ -135,14 +152,19 @@ def clip_gradients(model: nn.Module, largest: float, step: int) -> float:
     Raises:
         DGR2Error: it is not finite: a step would destroy the weights for good.
     """
-    norm = float(nn.utils.clip_grad_norm_(model.parameters(), largest))
+    norm = float(gathered(nn.utils.clip_grad_norm_(model.parameters(), largest)))
     if not math.isfinite(norm):
         raise DGR2Error(f"the gradient is not finite at step {step + 1}: lower the learning rate")
     return norm
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Sum gradients over workers in one flat message; losses are globally normalised already."""
+    """Sum gradients over workers in one flat message; losses are globally normalised already.
+
+    Those of a sharded model are summed by its backward.
+    """
+    if is_sharded(model):
+        return
     parameters = [p for p in model.parameters() if p.requires_grad]
     flat = torch.cat(
         [(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in parameters]

@@ -25,6 +25,7 @@ from dgr2.decoding.replay import build_replay, replay_logprobs
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.errors import StaleWeightsError
 from dgr2.models.backbone import hidden_states, load_model
+from dgr2.models.sharding import is_sharded, load_optimizer
 from dgr2.objectives.cft import Noise, set_terms
 from dgr2.objectives.listwise import listwise_loss
 from dgr2.objectives.opd import TeacherScores, draw_states, opd_loss, pack_states
@@ -41,7 +42,7 @@ from dgr2.training.loop import (
 )
 from dgr2.training.memory import keep_freed_memory
 from dgr2.training.tasks import Sums
-from dgr2.training.worker import read_checkpoint, report
+from dgr2.training.worker import read_checkpoint, report, save_memory
 
 STREAMS = {"opd": 11, "rl": 12}
 
@@ -95,19 +96,19 @@ def online_worker(job: dict[str, Any]) -> None:
     vocabulary = Vocabulary.from_tokenizer(tokenizer, config.data.candidates)
     optim, timeout = online_optim(job["kind"], config), config.rollout.timeout_s
     model = load_model(Path(job["init"])).to(take_device(config.ray.use_gpu))
-    if config.ray.recompute_layers:
-        model.activation_checkpointing_enable()
-    optimizer = make_optimizer(model, optim)
     start, resumed = 0, read_checkpoint(ray.train.get_checkpoint())
     if resumed:
         start = resumed["step"]
         model.load_state_dict(resumed["model"])
         model.tie_weights()
-        optimizer.load_state_dict(resumed["optimizer"])
+    save_memory(model, config.ray)
+    optimizer = make_optimizer(model, optim)
+    if resumed:
+        load_optimizer(optimizer, resumed["optimizer"])
 
     def publish(version: int, figures: Sums) -> None:
+        state = export_weights(model) if rank == 0 or config.ray.shard else {}
         if rank == 0:
-            state = export_weights(model)
             published = job["store"].publish.remote(version, ray.put(state), checksum(state), figures)
             ray.get(published, timeout=timeout)
 
@@ -150,11 +151,16 @@ class Learner:
         for _ in range(self.config.rl.updates if self.kind == "rl" else 1):
             self.optimizer.zero_grad(set_to_none=True)
             figures = {}
-            for index in range(self.rank, len(batch.micro), self.world):
+            for first in range(0, len(batch.micro), self.world):
+                index, weight = first + self.rank, 1.0
+                if index >= len(batch.micro):  # others still have one
+                    if not is_sharded(self.model):
+                        continue
+                    index, weight = first, 0.0  # all must compute together
                 loss, sums = self._loss(batch.micro[index], step, index)
-                (loss / batch.tokens).backward()
+                (weight * loss / batch.tokens).backward()
                 for name, value in {"loss": loss.item(), **sums}.items():
-                    figures[name] = figures.get(name, 0.0) + value / batch.tokens
+                    figures[name] = figures.get(name, 0.0) + weight * value / batch.tokens
             if self.world > 1:
                 sum_gradients(self.model)
                 figures = sum_figures(figures)

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-from dgr2.config import Config, load_config
+from dgr2.config import Config, RayConfig, load_config
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.errors import StorageError
 from dgr2.models.backbone import build_model, load_model, save_model
+from dgr2.models.sharding import gathered, load_optimizer, shard
 from dgr2.training.device import take_device
 from dgr2.training.loop import Phase, fit, make_optimizer
 from dgr2.training.memory import keep_freed_memory
@@ -54,24 +55,24 @@ def train_worker(job: dict[str, Any]) -> None:
     vocabulary = Vocabulary.from_tokenizer(tokenizer, config.data.candidates)
     model = load_model(job["init"]) if job["init"] else build_model(config.model, vocabulary, config.seed)
     model.to(take_device(config.ray.use_gpu))
-    if config.ray.recompute_layers:
-        model.activation_checkpointing_enable()
     phases = build_phases(job["kind"], config, Path(job["data"]), vocabulary)
     every = int(job.get("validate_every", 0))
-    validation = Validation(Path(job["data"]), vocabulary, job["validation"]) if every and rank == 0 else None
+    measures = every and (rank == 0 or config.ray.shard)  # a sharded model computes on all workers at once
+    validation = Validation(Path(job["data"]), vocabulary, job["validation"]) if measures else None
 
     resumed = read_checkpoint(ray.train.get_checkpoint())
     done_phases, done_steps = (resumed["phase"], resumed["step"]) if resumed else (0, 0)
     if resumed:
         model.load_state_dict(resumed["model"])
         model.tie_weights()
+    save_memory(model, config.ray)
     for index, phase in enumerate(phases):
         if index < done_phases:
             continue
         start = done_steps if index == done_phases else 0
         optimizer = make_optimizer(model, phase.optim)
         if resumed and start:
-            optimizer.load_state_dict(resumed["optimizer"])
+            load_optimizer(optimizer, resumed["optimizer"])
 
         def on_step(
             step: int, figures: Sums, index: int = index, phase: Phase = phase, optimizer: Any = optimizer
@@ -79,8 +80,7 @@ def train_worker(job: dict[str, Any]) -> None:
             last = step == phase.optim.steps
             due = last or step % phase.optim.checkpoint_every == 0
             looked = bool(every) and (due or step % every == 0)
-            if looked and rank == 0:
-                assert validation is not None
+            if looked and validation is not None:
                 figures = {**figures, **validation.figures(model), "step": float(step)}
             if rank == 0:
                 job["board"].post.remote(phase.name, step, figures)
@@ -110,30 +110,39 @@ def report(
 
     Every rank calls this: it is a barrier.
     """
+    state = training_state(model, optimizer)
     if rank != 0:
         ray.train.report(figures)
         return
     folder = Path(tempfile.mkdtemp(prefix="dgr2-checkpoint-"))
     if final:
-        save_model(model, folder / "final", tokenizer)
-    write_checkpoint(folder, model, optimizer, phase, step)
+        save_model(model, folder / "final", tokenizer, state["weights"])
+    write_checkpoint(folder, state, phase, step)
     ray.train.report(figures, checkpoint=ray.train.Checkpoint.from_directory(folder))
     for file in sorted(folder.rglob("*"), reverse=True):  # the report has copied it
         file.unlink() if file.is_file() else file.rmdir()
     folder.rmdir()
 
 
-def write_checkpoint(
-    folder: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, phase: int, step: int
-) -> None:
+def save_memory(model: Qwen3ForCausalLM, config: RayConfig) -> None:
+    """Apply ``ray.recompute_layers`` and ``ray.shard`` to a model with its weights."""
+    if config.recompute_layers:
+        model.activation_checkpointing_enable()
+    if config.shard:
+        shard(model)
+
+
+def training_state(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Whole ``weights`` and ``optimizer`` state. All workers must call it: sharded ones are gathered."""
+    tied = bool(model.config.tie_word_embeddings)
+    weights = {name: t for name, t in model.state_dict().items() if name != "lm_head.weight" or not tied}
+    return {"weights": gathered(weights), "optimizer": gathered(optimizer.state_dict())}
+
+
+def write_checkpoint(folder: Path, state: dict[str, Any], phase: int, step: int) -> None:
     """Weights as safetensors, optimizer state as tensors only, position as JSON."""
-    weights = {
-        name: t.contiguous()
-        for name, t in model.state_dict().items()
-        if name != "lm_head.weight" or not _tied(model)
-    }
-    save_file(weights, folder / MODEL)
-    torch.save(optimizer.state_dict(), folder / STATE)
+    save_file({name: t.contiguous() for name, t in state["weights"].items()}, folder / MODEL)
+    torch.save(state["optimizer"], folder / STATE)
     (folder / "position.json").write_text(json.dumps({"phase": phase, "step": step}))
 
 
@@ -154,7 +163,3 @@ def read_checkpoint(checkpoint: ray.train.Checkpoint | None) -> dict[str, Any] |
     if "lm_head.weight" not in weights:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     return {**position, "model": weights, "optimizer": optimizer}
-
-
-def _tied(model: Qwen3ForCausalLM) -> bool:
-    return bool(model.config.tie_word_embeddings)
