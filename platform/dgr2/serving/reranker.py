@@ -89,6 +89,8 @@ class Reranker:
         self.candidates, self.max_history = candidates, max_history
         self.load = LoadTable((policy,), {})
         self.items = len(builder.items.leaf) - 1
+        popularity = builder.statistics.popularity[1:]
+        self.popular: list[int] = (1 + np.argsort(-popularity, kind="stable")).tolist()
 
     @classmethod
     def load(cls, run: RunFolder, stage: str, max_history: int) -> Reranker:
@@ -212,16 +214,13 @@ class Reranker:
         Args:
             rank: Items more popular than that one.
         """
-        popularity = self.builder.statistics.popularity
-        last = 1 + int(np.argsort(-popularity[1:], kind="stable")[rank])
+        last = self.popular[rank]
         near = self.builder.retriever.retrieve([[last]], 1).items[0]
         before = int(near[0]) or (last % self.items) + 1
         history = [before, last]
         found = self.builder.retriever.retrieve([history], min(self.candidates, self.items - 2)).items[0]
         listed = [int(item) for item in found if item]
-        rest = [
-            int(i) for i in np.argsort(-popularity[1:], kind="stable") + 1 if i not in (*history, *listed)
-        ]
+        rest = [item for item in self.popular if item not in (*history, *listed)]
         return Query(history, (listed + rest)[: len(found)])
 
     def follow_load(self, largest_batch: int) -> None:
