@@ -56,7 +56,7 @@ def _accuracy(axes: Axes, figures: Figures) -> None:
     end = "_speedup_b1"
     taus = sorted(n.removesuffix(end) for n in figures if n.startswith("native_tau") and n.endswith(end))
     for names, colour, label in (
-        (taus, "#7a5ea8", "native, one τ for trace and answer"),
+        (taus, "#7a5ea8", "native, one τ (its label) for trace and answer"),
         (["decode"], "#2f6db3", "as shipped"),
         (["ar"], "#8a8f98", "AR decoding"),
     ):
@@ -66,11 +66,12 @@ def _accuracy(axes: Axes, figures: Figures) -> None:
         below = [v - float(r["low"]) for v, r in zip(values, recall, strict=True)]
         above = [float(r["high"]) - v for v, r in zip(values, recall, strict=True)]
         axes.errorbar(speed, values, yerr=[below, above], fmt="o", color=colour, capsize=3, label=label)
-        for place, (name, x, r) in enumerate(zip(names, speed, recall, strict=True)):
+        points = sorted(zip(names, speed, recall, strict=True), key=lambda point: point[1])
+        for place, (name, x, r) in enumerate(points):
             if name in taus:
                 axes.annotate(
                     name.removeprefix("native_tau"), (x, float(r["high"])), fontsize=8, ha="center",
-                    xytext=(0, 3 + 10 * (place % 2)), textcoords="offset points",  # neighbours apart
+                    xytext=(0, 3 + 10 * (place % 3)), textcoords="offset points",  # neighbours apart
                 )  # fmt: skip
     axes.legend(frameon=False, fontsize=8, loc="lower left")
     axes.margins(x=0.12, y=0.25)

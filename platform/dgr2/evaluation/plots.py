@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -84,15 +85,18 @@ def _sweep(report: Mapping, swept: str) -> Figure:
         [r["value"] - r["ci95"][0] for r in recall],
         [r["ci95"][1] - r["value"] for r in recall],
     ]
-    line = {"fmt": "o-", "color": _BLUE, "capsize": 3, "label": "native, one τ for trace and answer"}
+    label = "native, one τ (its label) for trace and answer"
+    line = {"fmt": "o-", "color": _BLUE, "capsize": 3, "label": label}
     accuracy.errorbar(speed, values, yerr=errors, **line)
     validity.errorbar(speed, [point["validity"] for point in points], **line)
-    for i, point in enumerate(points):
-        for axes, height in ((accuracy, recall[i]["ci95"][1]), (validity, point["validity"])):
-            axes.annotate(
-                f"τ={point['threshold']:g}", (speed[i], height), fontsize=8,
-                xytext=(0, 5 + 16 * (i % 2)), textcoords="offset points", rotation=45,  # neighbours apart
-            )  # fmt: skip
+    for place, i in enumerate(np.argsort(speed)):
+        tau = f"{points[i]['threshold']:g}"
+        above = {"xytext": (0, 5 + 10 * (place % 3)), "ha": "center"}  # neighbours apart
+        for axes, height, where in (
+            (accuracy, recall[i]["ci95"][1], above),
+            (validity, points[i]["validity"], {"xytext": (8, 1), "ha": "left"}),
+        ):
+            axes.annotate(tau, (speed[i], height), fontsize=8, textcoords="offset points", **where)
     for name, marker, colour, label in (
         (swept, "*", _ORANGE, "as shipped, all instances"),
         (f"{swept}_ar", "s", _GREY, "its AR mode, all instances"),
