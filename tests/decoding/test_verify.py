@@ -106,7 +106,8 @@ def test_readout_orders_the_candidates_by_the_anchor(size):
             logits = model(input_ids=torch.tensor([prompt + b.tokens[: b.answer_start]])).logits[0, -1]
         scores = logits[list(V.labels[:count])].softmax(-1)
         assert answer == [*np.array(V.labels)[scores.argsort(descending=True)].tolist(), V.eos]
-        assert b.scores == pytest.approx(scores.tolist(), abs=1e-5) and a.scores == pytest.approx(b.scores)
+        for found_scores in (a.scores, b.scores):
+            assert found_scores == pytest.approx(scores.tolist(), abs=1e-5)
         assert b.forwards_answer == 1 and a.tokens[a.answer_start] == answer[0]
 
 

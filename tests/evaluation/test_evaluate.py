@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.console import Console
 from dgr2.benchmarks import decode
 from dgr2.errors import ConfigError
 from dgr2.evaluation.report import print_report
-from dgr2.jobs.bench import bench
+from dgr2.jobs.bench import Synthetic, bench
 from dgr2.jobs.evaluate import evaluate
 from dgr2.jobs.run import StageContext
 from dgr2.storage import read_json
@@ -136,11 +137,14 @@ def test_report_is_printed_within_80_columns(run_evaluation, story_run):
         assert wanted in text
 
 
+SYNTHETIC = Synthetic("small", 2, "cpu", 6)
+
+
 def test_bench_decode_writes_figures_with_bounds(story_run, story_config, story_decoders, monkeypatch):
-    for needs_a_model in ("_hugging_face", "_overhead"):
+    for needs_a_model in ("_hugging_face", "forward_figures"):
         monkeypatch.setattr(decode, needs_a_model, lambda *_: {})
     console = Console(file=open("/dev/null", "w"))  # noqa: SIM115
-    figures = bench("decode", story_run, story_config, "small", 2, console)
+    figures = bench("decode", story_run, story_config, SYNTHETIC, console)
     wanted = {"decode_speedup_b1", "decode_speedup_b12", "decode_tokens_per_forward_answer", "lossless_equal"}
     assert set(figures) >= wanted
     for figure in figures.values():
@@ -152,10 +156,10 @@ def test_bench_decode_writes_figures_with_bounds(story_run, story_config, story_
 def test_bench_refuses_what_it_cannot_measure(story_run, story_config):
     def refused(what, run, words, shape="small"):
         with pytest.raises(ConfigError, match=words):
-            bench(what, run, story_config, shape, 2, Console())
+            bench(what, run, story_config, replace(SYNTHETIC, shape=shape), Console())
 
     refused("decod", story_run, "no benchmark 'decod'; choose one of decode")
-    refused("decode", None, "give --run")
+    refused("decode", None, "qwen3-0.6b", shape="large")
     refused("train", story_run, "leave --run out")
     refused("replay", None, "qwen3-0.6b", shape="large")
     (story_run.path / "stages" / "cft.json").unlink()
