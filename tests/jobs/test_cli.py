@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dgr2 import __version__
+from dgr2.benchmarks import plots
 from dgr2.config import NOT_FINGERPRINTED, from_yaml, keys, load_config
 from dgr2.errors import DataError, StorageError
 from dgr2.evaluation import report
@@ -222,10 +223,13 @@ def test_bench_writes_its_figures(calls: list[str], tmp_path: Path, monkeypatch:
     dgr2("demo", "--run", "here")
     figures = {"speed": {"value": 2.0, "low": 1.5, "high": 2.5, "unit": "x"}}
     monkeypatch.setattr(bench, "bench", lambda *arguments: figures)
+    drawn: list[tuple[object, Path]] = []
+    monkeypatch.setattr(plots, "write_decode_plot", lambda *arguments: drawn.append(arguments))
     before = snapshot(tmp_path / "here")
     result = dgr2("bench", "decode", "--run", "here", "decode.threshold=0.5", "--json", "out.json")
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "out.json").read_text()) == {"figures": figures}
+    assert drawn == [(figures, Path("out.png"))]
     assert snapshot(tmp_path / "here") == before
     refused(dgr2("bench", "decode", "--run", "here", "cft.alpha=2"), "'cft.alpha'")
     refused(dgr2("bench", "decode", "--run", "nowhere"), "no run folder")
