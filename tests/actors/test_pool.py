@@ -122,10 +122,9 @@ def test_a_worker_killed_from_outside_is_replaced_and_armed(pool: MakePool) -> N
         assert squares(workers, 0) == SQUARES and workers.replacements == 1
 
         def call(actor: Any, x: int) -> ray.ObjectRef:
-            ref = actor.square.remote(0, x)
             if x == 5 and workers.replacements == 1:
-                ray.kill(actor)
-            return ref
+                ray.kill(actor)  # before the call, which might be done sooner than the actor is dead
+            return actor.square.remote(0, x)
 
         assert workers.map(call, CHUNKS) == SQUARES and workers.replacements == 2
         ray.kill(workers.actors[1])

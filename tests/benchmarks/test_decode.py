@@ -28,16 +28,16 @@ def test_every_policy_is_compared_with_the_ar_decode_of_its_kind():
     assert policies["readout"][1] == "ar_readout" and policies["readout"][0].verify
     assert policies["lossless"] == policies["decode"], "as shipped, decoding is lossless: timed once"
     finer = [policies[name][0].block_size for name in policies if name.startswith("decode_block")]
-    assert finer == [4, 8]
+    assert finer == [4, 8, 16]
     native = [policies[f"native_tau{tau:g}"][0] for tau in (0.5, 0.9)]
     assert [(p.threshold, p.answer_threshold) for p in native] == [(0.5, 0.5), (0.9, 0.9)]
     config.decode.readout = True
     assert compared(engine_of(config))["decode"][1] == "ar_readout"
 
 
-def test_finer_blocks_divide_the_trained_ones():
+def test_blocks_divide_the_trained_ones():
     policies = compared(engine_of(Config(grid=GRID)))
-    assert not [name for name in policies if name.startswith("decode_block")]
+    assert [name for name in policies if name.startswith("decode_block")] == ["decode_block4"]
 
 
 def test_a_shape_decodes_as_many_tokens_a_forward_as_asked():

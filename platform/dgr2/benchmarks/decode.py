@@ -28,7 +28,7 @@ from dgr2.telemetry import time_turns
 BATCHES = {1: 1, 4: 2, 16: 4}
 """Batch sizes and how many times ``evaluation.speed_instances`` each decodes."""
 BLOCKS = (4, 8, 16, 32)
-"""Block sizes tried where the trained one is a multiple of them."""
+"""Block sizes that are compared where the trained one is a multiple of them."""
 Policies = dict[str, tuple[DecodePolicy, str]]
 """By the name of their speed-up: a policy, and the name of the AR decode that it is compared with."""
 
@@ -57,7 +57,7 @@ def compared(engine: Engine) -> Policies:
     decode, grid = engine.config.decode, engine.config.grid
     shipped, native = shipped_policy(decode, grid), native_policy(decode, grid)
     baseline = "ar_readout" if shipped.readout else "ar"
-    finer = [size for size in BLOCKS if size < grid.block_size and grid.block_size % size == 0]
+    sizes = [size for size in BLOCKS if grid.block_size % size == 0]
     sweep = engine.config.evaluation.sweep
     return {
         "ar": (ar_policy(permutation=True), "ar"),
@@ -67,7 +67,7 @@ def compared(engine: Engine) -> Policies:
         "readout": (shipped_policy(replace(decode, readout=True), grid), "ar_readout"),
         "lossless": (shipped_policy(replace(decode, readout=False, verify=True), grid), "ar"),
         "unverified": (rollout_policy(decode, grid, 0.0), "ar"),
-        **{f"decode_block{size}": (replace(shipped, block_size=size), baseline) for size in finer},
+        **{f"decode_block{size}": (replace(shipped, block_size=size), baseline) for size in sizes},
         **{
             f"native_tau{tau:g}": (
                 replace(native, commit="threshold", threshold=tau, answer_threshold=tau), "ar"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from dgr2.benchmarks.figures import Figures, Summary, exact
@@ -85,6 +86,8 @@ class Stopwatch(Decoder):
 
     roofline: Roofline
     spent: Spent
+    shapes: list[tuple[int, np.ndarray]]
+    """Width and limits of every forward."""
 
     @classmethod
     def of(cls, decoder: Decoder) -> Stopwatch:
@@ -96,9 +99,13 @@ class Stopwatch(Decoder):
 
     def time(self, prompt: list[int], count: int, policy: DecodePolicy) -> Spent:
         """Decode one prompt."""
-        self.spent, start = Spent(), time.perf_counter()
+        self.spent, self.shapes, start = Spent(), [], time.perf_counter()
         (trajectory,) = self.decode([prompt], [count], policy)
         self.spent.whole, self.spent.forwards = time.perf_counter() - start, trajectory.forwards
+        assert self._inference is not None
+        self.spent.bound = sum(
+            self.roofline.seconds(self._inference, width, int(limits.max())) for width, limits in self.shapes
+        )
         return self.spent
 
     def _forward(self, inference: InferenceModel, active: dict[int, Row], slots: list[int]) -> None:
@@ -114,7 +121,7 @@ class Stopwatch(Decoder):
             forward, head = inference.forward, inference.log_probabilities
 
             def watched(slots: Any, ids: Any, positions: Any, limits: Any, *rest: Any) -> torch.Tensor:
-                self.spent.bound += self.roofline.seconds(inference, ids.shape[1], int(limits.max()))
+                self.shapes.append((ids.shape[1], limits))  # what they cost at least is computed afterwards
                 return self._in_model(forward, slots, ids, positions, limits, *rest)
 
             inference.forward = watched  # type: ignore[method-assign]
