@@ -153,7 +153,8 @@ def bench(
     ] = 6,
     repeats: Annotated[int, typer.Option("--repeats", min=2, help="Rounds of a random model.")] = 15,
     json: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures to this file; a picture lies beside it.")
+        Path | None,
+        typer.Option("--json", help="Write the figures here; with --run, a picture beside them."),
     ] = None,
 ) -> None:
     """Measure speed as ratios of one process; a run's files stay as they are."""

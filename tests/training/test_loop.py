@@ -19,7 +19,7 @@ from tiny import VOCABULARY, tiny_model, tiny_prompts, tiny_responses
 from dgr2.config.schema import Config, GridConfig, OptimConfig, RayConfig
 from dgr2.errors import DGR2Error
 from dgr2.models.backbone import hidden_states
-from dgr2.training.loop import Phase, fit, learning_rate, make_optimizer, micro_batches, step_indices
+from dgr2.training.loop import Phase, fit, learning_rate, make_optimizer, micro_slices, step_indices
 from dgr2.training.tasks import Cft, Sft
 from dgr2.training.worker import read_checkpoint, training_state, write_checkpoint
 
@@ -122,7 +122,7 @@ def test_micro_batches_cover_a_share_within_both_bounds(widths, size, tokens, da
     start = data.draw(st.integers(0, len(widths)))
     stop = data.draw(st.integers(start, len(widths)))
     optim = OptimConfig(micro_batch_size=size, micro_batch_tokens=tokens)
-    parts = list(micro_batches(widths, start, stop, optim))
+    parts = list(micro_slices(widths, start, stop, optim))
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(start, stop))
     cost = [max(widths[part]) * (part.stop - part.start) for part in parts]
     for part, padded in zip(parts, cost, strict=True):

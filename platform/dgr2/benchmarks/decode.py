@@ -19,7 +19,7 @@ from dgr2.decoding.policy import DecodePolicy, ar_policy, native_policy, rollout
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.evaluation.engine import Engine
 from dgr2.evaluation.instances import HeldOut, evenly
-from dgr2.evaluation.measure import judge
+from dgr2.evaluation.measure import Decoded, judge
 from dgr2.evaluation.metrics import METRICS, metric_values
 from dgr2.evaluation.speed import time_in_turns
 from dgr2.models.grid import BlockGrid
@@ -155,11 +155,13 @@ def _answers(engine: Engine, subset: HeldOut, policies: Policies, summary: Summa
     """What each policy answers: accuracy, validity, tokens a forward; and the paired comparisons."""
     figures: Figures = {}
     decoded: dict[DecodePolicy, list[Trajectory]] = {}
+    judged: dict[DecodePolicy, Decoded] = {}
     values: dict[str, np.ndarray] = {}
     for name, (policy, _) in policies.items():
         if policy not in decoded:
             decoded[policy] = engine.decode(subset.prompts, subset.counts, policy)
-        outcome = judge(engine, decoded[policy], subset, policy, native=policy.name == "native")
+            judged[policy] = judge(engine, decoded[policy], subset, policy, native=policy.name == "native")
+        outcome = judged[policy]
         values[name] = metric_values(np.array(outcome.ranks), subset.width)
         for metric, interval in zip(METRICS, summary.means(values[name]), strict=True):
             if metric in ("recall@1", "ndcg@3"):

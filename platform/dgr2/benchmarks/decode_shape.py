@@ -6,16 +6,14 @@ on a device and at a model's size is measured here.
 
 from __future__ import annotations
 
-from functools import partial
-
 from dgr2.benchmarks.figures import Figures, Summary, exact
 from dgr2.benchmarks.forwards import forward_figures
 from dgr2.benchmarks.shapes import LABELS, find_device, find_shape, words
-from dgr2.config.schema import GridConfig
+from dgr2.config.schema import Config, GridConfig
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy, ar_policy
-from dgr2.decoding.trajectory import Trajectory
-from dgr2.telemetry import time_turns
+from dgr2.evaluation.engine import Engine
+from dgr2.evaluation.speed import time_in_turns
 
 PROMPT, GRID = 192, GridConfig()
 """Tokens of a prompt and the response's grid: the demo's."""
@@ -26,33 +24,20 @@ def bench_decode_shape(shape: str, device: str, tokens: int, repeats: int, summa
     """AR decoding against blocks of 16 that commit ``tokens`` tokens beside the anchor in every forward."""
     model, vocabulary = find_shape(shape).build(summary.seed, find_device(device))
     decoder = Decoder(model, vocabulary, GRID)
+    engine = Engine(decoder, vocabulary, Config(seed=summary.seed))
     prompts: list[list[int]] = words((max(BATCHES), PROMPT), vocabulary, summary.seed).tolist()
     counts = [LABELS] * len(prompts)
     policies = {
         "ar": ar_policy(permutation=False),
         "decode": DecodePolicy("native", GRID.block_size, tokens, "threshold", tokens, commit="static"),
     }
-
-    def decode(policy: DecodePolicy, batch: int, turn: int) -> list[Trajectory]:
-        return decoder.decode(prompts[:batch], counts[:batch], policy, batch)
-
     figures: Figures = {}
     for batch in BATCHES:
-        calls = {name: partial(decode, policy, batch) for name, policy in policies.items()}
-        timed = time_turns(calls, repeats)
-        rates = {
-            name: [
-                sum(len(t.tokens) for t in found) / spent
-                for found, spent in zip(turns.results, turns.seconds, strict=True)
-            ]
-            for name, turns in timed.items()
-        }
-        for name, rate in rates.items():
-            figures[f"{name}_tokens_per_second_b{batch}"] = summary.median(rate, "tokens/s")
-        figures[f"decode_speedup_b{batch}"] = summary.ratio(rates["decode"], rates["ar"])
-    decoded = timed["decode"].results[0]
-    figures["decode_tokens_per_forward"] = exact(
-        sum(len(t.tokens) for t in decoded) / sum(t.forwards for t in decoded), "tokens"
-    )
+        timed = time_in_turns(engine, prompts[:batch] * repeats, counts[:batch] * repeats, policies, batch)
+        for name, timing in timed.items():
+            figures[f"{name}_tokens_per_second_b{batch}"] = summary.median(timing.rates, "tokens/s")
+        figures[f"decode_speedup_b{batch}"] = summary.ratio(timed["decode"].rates, timed["ar"].rates)
+    (decoded,) = decoder.decode(prompts[:1], counts[:1], policies["decode"])
+    figures["decode_tokens_per_forward"] = exact(len(decoded.tokens) / decoded.forwards, "tokens")
     few = min(repeats, len(prompts))
     return figures | forward_figures(decoder, prompts[:few], counts[:few], policies, summary)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -41,14 +43,17 @@ def _line(axes: Axes, figures: Figures, pattern: str, label: str, colour: str, m
     found = sorted(
         (int(match[1]), figure) for name, figure in figures.items() if (match := re.fullmatch(pattern, name))
     )
-    values = [float(f["value"]) for _, f in found]
-    errors = [
-        [value - float(f["low"]) for value, (_, f) in zip(values, found, strict=True)],
-        [float(f["high"]) - value for value, (_, f) in zip(values, found, strict=True)],
-    ]
+    values, errors = _bars([f for _, f in found])
     places = [x for x, _ in found]
     axes.errorbar(places, values, yerr=errors, color=colour, marker=marker, capsize=3, label=label)
     axes.set_xticks(places)
+
+
+def _bars(found: Sequence[Mapping[str, float | str]]) -> tuple[list[float], list[list[float]]]:
+    """Values, and how far their intervals reach below and above."""
+    values, low, high = ([float(f[key]) for f in found] for key in ("value", "low", "high"))
+    below, above = (np.subtract(a, b).tolist() for a, b in ((values, low), (high, values)))
+    return values, [below, above]
 
 
 def _accuracy(axes: Axes, figures: Figures) -> None:
@@ -62,10 +67,8 @@ def _accuracy(axes: Axes, figures: Figures) -> None:
     ):
         speed = [float(figures[f"{n}_speedup_b1"]["value"]) if n != "ar" else 1.0 for n in names]
         recall = [figures[f"{n}_recall@1"] for n in names]
-        values = [float(r["value"]) for r in recall]
-        below = [v - float(r["low"]) for v, r in zip(values, recall, strict=True)]
-        above = [float(r["high"]) - v for v, r in zip(values, recall, strict=True)]
-        axes.errorbar(speed, values, yerr=[below, above], fmt="o", color=colour, capsize=3, label=label)
+        values, errors = _bars(recall)
+        axes.errorbar(speed, values, yerr=errors, fmt="o", color=colour, capsize=3, label=label)
         points = sorted(zip(names, speed, recall, strict=True), key=lambda point: point[1])
         for place, (name, x, r) in enumerate(points):
             if name in taus:

@@ -13,7 +13,7 @@ from transformers import Qwen3ForCausalLM
 from dgr2.config.schema import GridConfig
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.decoding.policy import DecodePolicy
-from dgr2.decoding.prompts import Prefilled, PromptStore, better_wait
+from dgr2.decoding.prompts import Prefilled, PromptStore, better_wait, head
 from dgr2.decoding.rows import ArRow, BlockRow, Row
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.errors import DataError
@@ -87,8 +87,9 @@ class Decoder:
         slots = min(batch_size, len(rows))
         # longest first would be faster; the order of arrival is what a server sees
         inference = self._cache(slots, max(len(r.prompt) + r.limit for r in rows) + policy.block_size)
-        if not self._remembered:
-            self._prompts = PromptStore(batch_size if len(rows) > 1 else 0)
+        if not self._remembered:  # strangers share nothing, and are not kept
+            heads = {head(np.array(row.prompt)) for row in rows}
+            self._prompts = PromptStore(batch_size if len(heads) < len(rows) else 0)
         waiting, free, active = deque(rows), list(range(slots))[::-1], {}
         while waiting or active:
             while waiting and free:

@@ -120,7 +120,7 @@ def rank_batches(
     """
     share = -(-len(widths) // world)
     of_ranks = [
-        list(micro_batches(widths, min(r * share, len(widths)), min((r + 1) * share, len(widths)), optim))
+        list(micro_slices(widths, min(r * share, len(widths)), min((r + 1) * share, len(widths)), optim))
         for r in range(world)
     ]
     own, most = of_ranks[rank], max(map(len, of_ranks))
@@ -128,7 +128,7 @@ def rank_batches(
     return [(rows, 1.0) for rows in own] + [(idle, 0.0)] * (most - len(own))
 
 
-def micro_batches(widths: Sequence[int], start: int, stop: int, optim: OptimConfig) -> Iterator[slice]:
+def micro_slices(widths: Sequence[int], start: int, stop: int, optim: OptimConfig) -> Iterator[slice]:
     """Cut examples ``start`` to ``stop`` of a step into forwards, by number and by padded tokens.
 
     Args:
