@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 DATA_TRIES = 2
 OVERDUE_SHARE = 0.5
 """Share of the time-out after which a silent actor is suspect."""
+START_GRACE_S = 5.0
+"""Longest wait for an actor that is being placed before it is killed: see :meth:`Pool.close`."""
 Arm = Callable[[ActorHandle], ray.ObjectRef]
 
 
@@ -141,13 +143,24 @@ class Pool:
         return [job.result for job in jobs]
 
     def close(self) -> None:
-        """Kill all actors; what they hold is free again, and the pool is of no more use."""
+        """Kill all actors; what they hold is free again, and the pool is of no more use.
+
+        An actor that is killed while Ray places it may keep its CPUs for as long as the driver lives (about
+        one such kill in ten), so what is starting is let up first.
+        """
         self._closed = True
         actors, self.actors = self.actors, [None] * len(self.actors)
+        starting = [call.ref for call in self._calls if call is not None and call.what == "start"]
         self._calls = [None] * len(self._calls)
-        for actor in actors:
-            if actor is not None and ray.is_initialized():
-                ray.kill(actor, no_restart=True)
+        if not ray.is_initialized():
+            return
+        try:
+            if starting:
+                ray.wait(starting, num_returns=len(starting), timeout=START_GRACE_S)
+        finally:
+            for actor in actors:
+                if actor is not None:
+                    ray.kill(actor, no_restart=True)
 
     @contextmanager
     def _closed_on_error(self) -> Iterator[None]:

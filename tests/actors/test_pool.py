@@ -41,6 +41,7 @@ def make_worker(folder: Path) -> Any:
         def __init__(self) -> None:
             if (folder / "unbuildable").exists():
                 raise ValueError("no such model")
+            (folder / "built").touch()
             self.version = -1
 
         def load(self, version: int) -> None:
@@ -198,3 +199,20 @@ def test_an_interrupt_leaves_nothing(pool: MakePool) -> None:
     with pytest.raises(KeyboardInterrupt):
         workers.map(interrupted, CHUNKS)
     assert workers.actors == [None, None]
+
+
+def test_an_actor_is_let_up_before_it_is_killed(pool: MakePool, tmp_path: Path) -> None:
+    """Ray may never give back the CPUs of an actor that is killed while it is placed."""
+    workers = pool()
+    start, started = workers._factory, []
+
+    def interrupted() -> Any:
+        if started:
+            raise KeyboardInterrupt
+        started.append(start())
+        return started[0]
+
+    workers._factory = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        arm(workers, 0)
+    assert (tmp_path / "built").exists() and workers.actors == [None, None]
