@@ -26,6 +26,7 @@ from dgr2.config import NOT_FINGERPRINTED, Config, load_config
 from dgr2.config.schema import RayConfig
 from dgr2.errors import CapacityError, ConfigError, DGR2Error
 from dgr2.jobs.student import best_student
+from dgr2.models.inference import require_compiler
 from dgr2.serving.deployment import APPLICATION, ServeArgs, build
 from dgr2.serving.location import locate
 from dgr2.serving.reranker import load_newest
@@ -56,6 +57,8 @@ def serve(
         console.print(Text(f"fetching {model}"), soft_wrap=True)
     run = locate(model, cache, endpoint_url)
     cfg = serving_config(run, overrides, published)
+    if cfg.serve.compile:
+        require_compiler()
     reranker = (load_newest if published else best_student)(run, cfg.serve.max_history)
     query = reranker.example()
     args = ServeArgs(

@@ -22,6 +22,8 @@ def _missing(marker: str) -> str | None:
         return f"no Amazon Beauty in {BEAUTY}"
     if marker == "browser" and not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         return "no Chromium on the path"
+    if marker == "compiler" and shutil.which("g++") is None:
+        return "no C++ compiler on the path"
     return None
 
 

@@ -40,12 +40,14 @@ def test_blocks_divide_the_trained_ones():
     assert [name for name in policies if name.startswith("decode_block")] == ["decode_block4"]
 
 
-def test_a_shape_decodes_as_many_tokens_a_forward_as_asked():
+def test_a_shape_decodes_as_many_tokens_a_forward_as_asked(monkeypatch):
+    monkeypatch.setattr(Decoder, "compile", lambda decoder: None)  # tests/decoding/test_compiled.py does
     figures = bench_decode_shape("small", "cpu", 6, 2, Summary(50, 0))
     # blocks of 16: the anchor and 6 tokens, then 6, then the last 3
     assert figures["decode_tokens_per_forward"]["value"] == pytest.approx(16 / 3)
     for batch in BATCHES:
-        assert figures[f"decode_speedup_b{batch}"]["value"] > 0
+        for name in ("decode_speedup", "ar_compiled", "decode_compiled", "compiled_speedup"):
+            assert figures[f"{name}_b{batch}"]["value"] > 0
     assert {"ar_overhead_ms", "decode_roofline_ms", "decode_trace_speedup_b1"} <= set(figures)
 
 

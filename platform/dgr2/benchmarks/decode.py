@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from dgr2.benchmarks.compiled import compiled_figures
 from dgr2.benchmarks.figures import Figures, Summary, exact, figure
 from dgr2.benchmarks.forwards import forward_figures
 from dgr2.decoding.load import LoadTable, narrower
@@ -45,8 +46,11 @@ def bench_decode(engine: Engine, held_out: HeldOut) -> Figures:
         figures |= _speed(engine, subset, policies, batch_size, summary)
         figures |= _hugging_face(engine, subset, batch_size, summary)
         figures |= _following_load(engine, held_out, subset, batch_size, summary)
+        figures |= compiled_figures(
+            engine.decoder, subset.prompts, subset.counts, _ar_and_decode(policies), batch_size, summary
+        )
     few = held_out.take(evenly(len(held_out), evaluation.speed_instances))
-    timed = {name: policies[name][0] for name in ("ar", "decode")}
+    timed = _ar_and_decode(policies)
     figures |= forward_figures(engine.decoder, few.prompts, few.counts, timed, summary)
     many = held_out.take(evenly(len(held_out), evaluation.sweep_instances))
     return figures | _answers(engine, many, policies, summary)
@@ -75,6 +79,11 @@ def compared(engine: Engine) -> Policies:
             for tau in sweep
         },
     }  # fmt: skip
+
+
+def _ar_and_decode(policies: Policies) -> dict[str, DecodePolicy]:
+    """What is shipped, behind the AR decode that it is compared with."""
+    return {name: policies[name][0] for name in (policies["decode"][1], "decode")}
 
 
 def _speed(engine: Engine, subset: HeldOut, policies: Policies, batch_size: int, summary: Summary) -> Figures:

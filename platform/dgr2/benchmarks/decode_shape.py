@@ -6,6 +6,7 @@ on a device and at a model's size is measured here.
 
 from __future__ import annotations
 
+from dgr2.benchmarks.compiled import compiled_figures
 from dgr2.benchmarks.figures import Figures, Summary, exact
 from dgr2.benchmarks.forwards import forward_figures
 from dgr2.benchmarks.shapes import LABELS, find_device, find_shape, words
@@ -37,6 +38,9 @@ def bench_decode_shape(shape: str, device: str, tokens: int, repeats: int, summa
         for name, timing in timed.items():
             figures[f"{name}_tokens_per_second_b{batch}"] = summary.median(timing.rates, "tokens/s")
         figures[f"decode_speedup_b{batch}"] = summary.ratio(timed["decode"].rates, timed["ar"].rates)
+        figures |= compiled_figures(
+            decoder, prompts[:batch] * repeats, counts[:batch] * repeats, policies, batch, summary
+        )
     (decoded,) = decoder.decode(prompts[:1], counts[:1], policies["decode"])
     figures["decode_tokens_per_forward"] = exact(len(decoded.tokens) / decoded.forwards, "tokens")
     few = min(repeats, len(prompts))

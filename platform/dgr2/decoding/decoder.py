@@ -18,7 +18,7 @@ from dgr2.decoding.rows import ArRow, BlockRow, Row
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.errors import DataError
 from dgr2.models.grid import BlockGrid
-from dgr2.models.inference import InferenceModel
+from dgr2.models.inference import InferenceModel, require_compiler
 
 
 class Decoder:
@@ -32,13 +32,27 @@ class Decoder:
     """
 
     def __init__(
-        self, model: Qwen3ForCausalLM, vocabulary: Vocabulary, grid: GridConfig, alignment: str = "in_place"
+        self,
+        model: Qwen3ForCausalLM,
+        vocabulary: Vocabulary,
+        grid: GridConfig,
+        alignment: str = "in_place",
     ) -> None:
         self.model, self.vocabulary, self.grid = model, vocabulary, grid
         self.shift = alignment == "shift"
         self.context = int(model.config.max_position_embeddings)
+        self.compiled = False
         self._inference: InferenceModel | None = None
         self.remember(0)
+
+    def compile(self) -> None:
+        """Compile the forwards from now on; see :class:`InferenceModel`. The first decode makes the programs.
+
+        Raises:
+            ConfigError: nothing could compile here.
+        """
+        require_compiler()
+        self.compiled, self._inference = True, None
 
     def remember(self, prompts: int) -> None:
         """Keep the keys and values of the last ``prompts`` prompts for later calls.
@@ -142,7 +156,9 @@ class Decoder:
             if cached is not None:
                 slots, context = max(slots, cached.slots), max(context, cached.context)
             context = min(-(-context // 32) * 32, self.context + self.grid.block_size)
-            self._inference = cached = InferenceModel(self.model, self.vocabulary, slots, context)
+            self._inference = cached = InferenceModel(
+                self.model, self.vocabulary, slots, context, self.compiled
+            )
         return cached
 
     def _forward(self, inference: InferenceModel, active: dict[int, Row], slots: list[int]) -> None:

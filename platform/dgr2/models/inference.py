@@ -8,6 +8,8 @@ and the cache stays exact. What a query sees is one number, its *limit*: it sees
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,24 +19,41 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from dgr2.data.vocabulary import Vocabulary
+from dgr2.errors import ConfigError
 from dgr2.models.backbone import suppress
 from dgr2.models.transformer import Attend, Transformer, attention
 
 
 class InferenceModel:
-    """Weights of a Qwen3 model and a static cache of ``slots`` rows of ``context`` tokens."""
+    """Weights of a Qwen3 model and a static cache of ``slots`` rows of ``context`` tokens.
+
+    Args:
+        compiled: Run forwards through ``torch.compile``. Four programs serve all shapes; they are made here,
+            in some ten seconds each, or read from PyTorch's cache on disk.
+    """
 
     @torch.no_grad()
-    def __init__(self, model: Qwen3ForCausalLM, vocabulary: Vocabulary, slots: int, context: int) -> None:
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        vocabulary: Vocabulary,
+        slots: int,
+        context: int,
+        compiled: bool = False,
+    ) -> None:
         self.transformer = Transformer(model)
         self.slots, self.context = slots, context
         self.head = model.lm_head.weight.detach()
         self.blocked = suppress(torch.zeros_like(self.head[:, 0]), vocabulary)
         self.cos, self.sin = self.transformer.tables(context)
         layers = self.transformer.layers
-        shape = (len(layers), slots, context, layers[0].kv_heads, layers[0].head_dim)
-        self.keys = torch.zeros(shape, dtype=self.head.dtype, device=self.head.device)
-        self.values = torch.zeros_like(self.keys)
+        shape = (slots, context, layers[0].kv_heads, layers[0].head_dim)
+        # a tensor a layer: a compiled forward that wrote into a part of a tensor would copy the whole of it
+        self.keys = [torch.zeros(shape, dtype=self.head.dtype, device=self.head.device) for _ in layers]
+        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        self._program = torch.compile(self._compute, options={"cpp_wrapper": True}) if compiled else None
+        if compiled:
+            self._compile()
 
     @torch.inference_mode()
     def forward(
@@ -53,6 +72,9 @@ class InferenceModel:
             Hidden states ``[n, width - first, hidden]`` after the final norm.
         """
         device, (n, width), span = self.head.device, ids.shape, int(limits.max())
+        if self._program is not None and (n == 1 or list(slots) == list(range(n))):
+            tensors = self._tensors(slots, ids, positions, limits)
+            return self._program(*tensors)[:, first:]
         mask = None
         if limits.min() < span:  # else every query sees every key: no mask, the fast path
             mask = torch.from_numpy((np.arange(span) < limits[..., None])[:, None]).to(device)
@@ -81,16 +103,64 @@ class InferenceModel:
             torch.from_numpy(ids).to(device), cos[:, :, None], sin[:, :, None], attend, first
         )
 
+    def _tensors(
+        self, slots: Sequence[int], ids: np.ndarray, positions: np.ndarray, limits: np.ndarray
+    ) -> list[Tensor]:
+        """Arguments of :meth:`_compute`."""
+        mask = (np.arange(limits.max()) < limits[..., None])[:, None]
+        arrays = (ids, np.array(slots), positions, mask)
+        return [torch.from_numpy(array).to(self.head.device) for array in arrays]
+
+    @torch.inference_mode()
+    def _compile(self) -> None:
+        """Make the programs: for one row and several, for one token and several; for any number of them."""
+        for table in (*self.keys, *self.values):
+            _any_size(table, 0, 1)
+        for table in (self.cos, self.sin):
+            _any_size(table, 0)
+        for n in {1, min(2, self.slots)}:
+            for width in (1, 3):
+                # sizes that are equal by chance would be taken to be equal always: here none are
+                positions = np.arange(4, 4 + width)[None].repeat(n, 0)
+                tensors = self._tensors(range(n), np.zeros_like(positions), positions, positions + 1)
+                for tensor in tensors:
+                    _any_size(tensor, *range(tensor.dim()))
+                self._program(*tensors)
+
+    def _compute(self, ids: Tensor, slots: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """:meth:`forward` without a decision that depends on values, for one slot or the first ones.
+
+        Args:
+            mask: bool ``[n, 1, width, span]``: what a query sees.
+        """
+        n, span = len(ids), mask.shape[-1]
+        rows = slots[:, None]
+
+        def attend(layer: int) -> Attend:
+            keys, values = self.keys[layer], self.values[layer]
+
+            def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                keys[rows, positions], values[rows, positions] = k, v
+                read = slots if n == 1 else slice(0, n)
+                return attention(q, keys[:, :span][read], values[:, :span][read], mask)
+
+            return cached
+
+        cos, sin = self.cos[positions][:, :, None], self.sin[positions][:, :, None]
+        return self.transformer.forward(ids, cos, sin, attend)
+
     @torch.inference_mode()
     def read(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a slot's first tokens, copied: ``[layers, length, kv_heads, head_dim]`` each."""
-        return self.keys[:, slot, :length].clone(), self.values[:, slot, :length].clone()
+        kept = [torch.stack([layer[slot, :length] for layer in cache]) for cache in (self.keys, self.values)]
+        return kept[0], kept[1]
 
     @torch.inference_mode()
     def write(self, slot: int, keys: Tensor, values: Tensor) -> None:
         """Put keys and values, as :meth:`read` gave them, at the beginning of a slot."""
         length = keys.shape[1]
-        self.keys[:, slot, :length], self.values[:, slot, :length] = keys, values
+        for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
+            self.keys[layer][slot, :length], self.values[layer][slot, :length] = k, v
 
     @torch.inference_mode()
     def log_probabilities(self, hidden: Tensor, temperature: float = 1.0) -> np.ndarray:
@@ -99,3 +169,23 @@ class InferenceModel:
         if temperature not in (0.0, 1.0):
             logits = logits / temperature
         return torch.log_softmax(logits, dim=-1).cpu().numpy()
+
+
+def require_compiler() -> None:
+    """Refuse to compile where nothing could.
+
+    Raises:
+        ConfigError: no C++ compiler is found.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise ConfigError(
+            f"compiling needs a C++ compiler, and there is no '{compiler}': install one, or name it in CXX"
+        )
+
+
+def _any_size(tensor: Tensor, *dims: int) -> None:
+    """Have ``torch.compile`` make one program for all sizes above one of these dimensions."""
+    for dim in dims:
+        if tensor.shape[dim] > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, dim)

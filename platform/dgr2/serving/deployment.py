@@ -73,6 +73,9 @@ class RerankService:
         cache = Path(wanted.cache) if wanted.cache else None
         run = locate(wanted.model, cache, wanted.endpoint_url)
         self.reranker = load_newest(run, self.settings.max_history, wanted.stage and [wanted.stage])
+        if self.settings.compile:
+            self.reranker.decoder.compile()
+            self.reranker.rerank([self.reranker.example()] * self.settings.max_batch_size)
         if self.settings.follow_load:
             self.reranker.follow_load(self.settings.max_batch_size)
         self.reranker.decoder.remember(self.settings.remember_prompts)
