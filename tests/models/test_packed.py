@@ -8,6 +8,7 @@ from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts, tiny_responses
 
 from dgr2.models.backbone import hidden_states
 from dgr2.models.packed import pack, pack_blocks, packed_mask, pad_responses
+from dgr2.models.transformer import attention
 
 B = GRID.block_size
 
@@ -112,3 +113,27 @@ def test_single_blocks_equal_the_blocks_of_a_whole_copy():
     torch.testing.assert_close(
         rows.clean(hidden), whole.clean(hidden_states(model, whole)), rtol=1e-4, atol=1e-5
     )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("span", [1, 6, 8, 100])
+@pytest.mark.parametrize("dropped", [0, 5, 30])
+def test_spans_attend_as_the_whole_mask_does(monkeypatch, span, dropped):
+    """Whole copies, single blocks, the clean stream alone; padding on both sides; the last columns only."""
+    monkeypatch.setattr("dgr2.models.packed.SPAN", span)
+    prompts, responses = tiny_prompts(3), tiny_responses(3)
+    clean, valid = pad_responses(responses, VOCABULARY.pad, B)
+    responses[1] = responses[1][:8]
+    noisy = clean.masked_fill(torch.rand(clean.shape) < 0.5, VOCABULARY.mask)
+    blocks = torch.tensor([[2, 0, -1], [1, 1, 2], [0, -1, -1]])
+    for rows in (
+        packed_rows(prompts, responses, [noisy[:, :16], noisy[:, :16]])[1],
+        pack(prompts, clean, valid, [], VOCABULARY.pad, B),
+        pack_blocks(prompts, clean, blocks, noisy.view(3, -1, B)[:, :3], VOCABULARY.pad),
+    ):
+        length = rows.ids.shape[1]
+        q, k, v = (torch.randn(3, length, heads, 8) for heads in (4, 2, 2))
+        first = min(dropped, length - 1)
+        expected = attention(q, k, v, rows.mask)[:, first:]
+        torch.testing.assert_close(rows.attend(q[:, first:], k, v), expected, rtol=1e-5, atol=1e-6)
+        assert sum(s.mask[0].numel() for s in rows.spans) < length**2 or span == 100

@@ -94,7 +94,7 @@ def stepwise_logprobs(
     inside_row = column[None, None, :] < torch.tensor(list(map(len, sequences)))[:, None, None]
     mask = (causal | (noisy_query & inside_row))[:, None]
     positions = column[None].expand(len(sequences), -1)
-    rows = PackedRows(ids, positions, mask, 0, width, 0, torch.ones_like(ids, dtype=torch.bool))
+    rows = PackedRows(ids, positions, mask, 0, width, 0, size, torch.ones_like(ids, dtype=torch.bool))
     hidden = hidden_states(model, rows)
     trajectory, position, row, place = torch.tensor(reads).T
     logp = masked_log_probabilities(

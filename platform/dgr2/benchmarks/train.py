@@ -95,7 +95,9 @@ def duplicated_loss(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
     clean = torch.cat([prompts, batch.clean], dim=1)
     ids = torch.cat([torch.cat([prompts, noisy, clean], dim=1) for noisy in batch.noisy])
     positions = torch.arange(length).repeat(2)[None].expand(len(ids), -1)
-    rows = PackedRows(ids, positions, duplicated_mask(length, BLOCK), 0, length, 0, torch.ones_like(ids))
+    rows = PackedRows(
+        ids, positions, duplicated_mask(length, BLOCK), 0, 2 * length, 0, BLOCK, torch.ones_like(ids)
+    )
     hidden = hidden_states(model, rows)
     weights, targets = batch.noise.weights.flatten(0, 1), batch.clean.repeat(len(batch.noisy), 1)
     total = hidden.new_zeros(())

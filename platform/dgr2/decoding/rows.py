@@ -89,12 +89,35 @@ class Row:
 
     def ar_distribution(self, tokens: list[int], logp: np.ndarray) -> np.ndarray:
         """Log-probabilities ``[vocabulary]`` of the token behind these, as AR decoding sees them."""
-        start = self.trajectory.answer_start
-        if not self.policy.rules or start is None or len(tokens) < start:
+        left = self._left(tokens, logp)
+        if left is None:
             return self.without_end(logp)
         allowed = np.full(len(logp), -np.inf)
-        allowed[self.labels] = restricted(logp[self.labels], self.placed(tokens[start:]))
+        allowed[self.labels] = left
         return allowed
+
+    def ar_token(self, tokens: list[int], logp: np.ndarray) -> tuple[int, float]:
+        """The token that AR decoding draws behind these, and its log-probability."""
+        if self.policy.temperature == 0.0:  # the same, without a vector over the vocabulary
+            left = self._left(tokens, logp)
+            if left is not None:
+                best = int(left.argmax())
+                return int(self.labels[best]), float(left[best])
+            best = int(logp.argmax())
+            if not self.policy.rules:
+                return best, float(logp[best])
+            if best != self.vocabulary.eos:
+                return best, float(logp[best]) - self._without_end_share(logp)
+        p = self.ar_distribution(tokens, logp)
+        token = self.draw(p)
+        return token, float(p[token])
+
+    def _left(self, tokens: list[int], logp: np.ndarray) -> np.ndarray | None:
+        """Log-probabilities ``[candidates]`` of those not placed yet; None where no rule keeps an order."""
+        start = self.trajectory.answer_start
+        if not self.policy.rules or start is None or len(tokens) < start:
+            return None
+        return restricted(logp[self.labels], self.placed(tokens[start:]))
 
     def read_out(self, anchor: np.ndarray) -> None:
         """Write the whole answer in the order of its anchor's probabilities, and close the row."""
@@ -119,10 +142,14 @@ class Row:
         """Under the rules a trace cannot end the response: EOS removed, the rest renormalised."""
         if not self.policy.rules:
             return logp
-        end = logp[..., self.vocabulary.eos, None].astype(np.float64)
-        left = logp - np.log1p(-np.minimum(np.exp(end), 1 - 1e-12))
+        left = logp - self._without_end_share(logp)[..., None]
         left[..., self.vocabulary.eos] = -np.inf
         return left
+
+    def _without_end_share(self, logp: np.ndarray) -> np.ndarray:
+        """Log of the probability ``[...]`` that EOS leaves to the others."""
+        end = np.exp(logp[..., self.vocabulary.eos].astype(np.float64))
+        return np.asarray(np.log1p(-np.minimum(end, 1 - 1e-12)))
 
     def placed(self, tokens: list[int]) -> list[int]:
         """Candidate indices among some tokens."""
@@ -150,6 +177,7 @@ class BlockRow(Row):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.size = self.policy.block_size
+        self._checks_draws = self.policy.verify and self.policy.temperature > 0
         self.opening = True  # the next forward gives an anchor
         self.ended = False  # the last block waits for its verification
         self._reset()
@@ -160,7 +188,7 @@ class BlockRow(Row):
         self.steps = np.zeros(self.size, dtype=int)
         self.logprobs = np.zeros(self.size)
         self.forced = np.zeros(self.size, dtype=bool)
-        self.drafts: dict[int, np.ndarray] = {}  # what drafted tokens were drawn from, if they are verified
+        self.drafts: dict[int, np.ndarray] = {}  # what drawn tokens were drawn from, if they are verified
         self.checked = 0  # tokens at the head of the block that AR decoding would have written
         self.step = 0
 
@@ -237,7 +265,7 @@ class BlockRow(Row):
             for position in commit_positions(policy.commit, block, open_positions, level, anchor is None):
                 token = self.draw(block[position])
                 self._put(int(position), token, float(block[position, token]))
-                if self.policy.verify:
+                if self._checks_draws:
                     self.drafts[int(position)] = block[position]
         if self.policy.rules:
             self._fill_after_trace()
@@ -274,7 +302,7 @@ class BlockRow(Row):
         for position, logp in chosen:
             left = restricted(logp, placed)
             candidate = self.draw(left)
-            if self.policy.verify and position:
+            if self._checks_draws and position:
                 self.drafts[position] = np.full(self.vocabulary.size, -np.inf)
                 self.drafts[position][self.labels] = left
             self._put(
@@ -297,7 +325,7 @@ class BlockRow(Row):
     def _sure_slots(self, logps: np.ndarray, placed: list[int], taken: list[int]) -> list[int]:
         """Open slots that this forward commits beside the anchor, by the rule of the answer."""
         policy = self.policy
-        if policy.verify and policy.temperature > 0:  # a draft in one forward: repeats are taken back
+        if self._checks_draws:  # a draft in one forward: repeats are taken back
             return list(range(len(logps)))
         if policy.answer == "conflict":
             return conflict_free(logps, placed, policy.answer_threshold, taken)
@@ -349,25 +377,28 @@ class BlockRow(Row):
             token = self.rule_token(before)
             logp = 0.0
             if token is None:
-                p = self.ar_distribution(before, commit[i - 1])
-                token = self._accept(p, i)
-                logp = float(p[token])
+                token, logp = self._accept(before, commit[i - 1], i)
             if token != t.tokens[first + i]:
                 self._take_back(first, i, token, logp)
                 return False
             t.logprobs[first + i] = logp
         return True
 
-    def _accept(self, p: np.ndarray, position: int) -> int:
-        """The token at a position of the block: the drafted one if it passes, else its correction."""
+    def _accept(self, tokens: list[int], logp: np.ndarray, position: int) -> tuple[int, float]:
+        """The token behind these, at a position of the block, and its log-probability.
+
+        It is the drafted one if that passes, else its correction.
+        """
         drafted, q = int(self.ids[position]), self.drafts.get(position)
-        if self.policy.temperature == 0.0 or q is None:
-            return self.draw(p)
+        if q is None:
+            return self.ar_token(tokens, logp)
+        p = self.ar_distribution(tokens, logp)
         chances, proposed = np.exp(p.astype(np.float64)), np.exp(q.astype(np.float64))
-        if self.random.random() * proposed[drafted] < chances[drafted]:
-            return drafted
-        with np.errstate(divide="ignore"):
-            return self.draw(np.log(np.maximum(chances - proposed, 0.0)))
+        token = drafted
+        if self.random.random() * proposed[drafted] >= chances[drafted]:
+            with np.errstate(divide="ignore"):
+                token = self.draw(np.log(np.maximum(chances - proposed, 0.0)))
+        return token, float(p[token])
 
     def _take_back(self, first: int, position: int, token: int, logp: float) -> None:
         """Keep the block up to a position, put the right token there, and what rules write behind it."""
@@ -414,9 +445,9 @@ class ArRow(Row):
             self.read_out(anchor)
             return
         before = self.length
-        logp = self.ar_distribution(t.tokens, anchor)
-        token: int | None = self.draw(logp)
-        self._put(token, float(logp[token]))
+        token: int | None
+        token, logp = self.ar_token(t.tokens, anchor)
+        self._put(token, logp)
         while t.tokens[-1] != self.vocabulary.eos and (token := self.rule_token(t.tokens)) is not None:
             self._put(token, 0.0, forced=True)
         self.clean = t.tokens[before:]

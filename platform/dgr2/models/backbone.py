@@ -21,7 +21,7 @@ from dgr2.config.schema import ModelConfig
 from dgr2.data.vocabulary import Vocabulary
 from dgr2.errors import ConfigError
 from dgr2.models.packed import PackedRows
-from dgr2.models.transformer import Transformer, attention
+from dgr2.models.transformer import Transformer
 
 SUPPORTED = ("qwen3",)
 LOGITS = 2**26
@@ -117,7 +117,7 @@ def compute_hidden_states(model: Qwen3ForCausalLM, rows: PackedRows) -> Tensor:
         rows.ids,
         cos[rows.positions][:, :, None],
         sin[rows.positions][:, :, None],
-        lambda _: lambda q, k, v: attention(q, k, v, rows.mask[:, :, rows.ids.shape[1] - q.shape[1] :]),
+        lambda _: rows.attend,
         first,
         recompute=model.is_activation_checkpointing and torch.is_grad_enabled(),
     )

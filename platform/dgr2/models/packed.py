@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from dgr2.models.grid import BlockGrid
+from dgr2.models.transformer import attention
 
 
 @lru_cache(maxsize=32)
@@ -40,6 +42,26 @@ def packed_mask(prompt: int, response: int, copies: int, block_size: int) -> Ten
     return causal | earlier | within
 
 
+SPAN = 128
+"""Queries of a span at most: shorter ones compute less that nobody sees, in more calls."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Neighbouring queries and the keys that they look at.
+
+    Attributes:
+        start, stop: Columns of the queries.
+        clean: Clean columns, from the first on, that any of them sees.
+        mask: bool ``[batch or 1, 1, queries, keys]``; behind the clean keys, noisy queries have their own.
+    """
+
+    start: int
+    stop: int
+    clean: int
+    mask: Tensor
+
+
 @dataclass
 class PackedRows:
     """A batch of rows, ready for :func:`dgr2.models.backbone.hidden_states`.
@@ -51,6 +73,7 @@ class PackedRows:
         prompt: Width of the (left-padded) prompt part.
         response: Width of one copy of the response, a whole number of blocks.
         copies: Number of noisy copies of the whole response.
+        block_size: Size of the blocks behind the clean response.
         response_valid: bool ``[batch, response]``, False where a shorter response was padded.
     """
 
@@ -60,7 +83,41 @@ class PackedRows:
     prompt: int
     response: int
     copies: int
+    block_size: int
     response_valid: Tensor
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """The rows cut into spans; a noisy block is never cut."""
+        clean, length = self.prompt + self.response, self.ids.shape[1]
+        step = max(SPAN // self.block_size, 1) * self.block_size
+        starts = [*range(0, clean, SPAN), *range(clean, length, step)]
+        return [self._span(start, stop, clean) for start, stop in pairwise([*starts, length])]
+
+    def _span(self, start: int, stop: int, clean: int) -> Span:
+        mask = self.mask[:, :, start:stop]
+        known = int(mask[..., :clean].flatten(0, 2).any(0).nonzero()[-1:].sum()) + 1
+        own = mask[..., start:stop] if start >= clean else mask[..., :0]
+        return Span(start, stop, known, torch.cat([mask[..., :known], own], dim=-1))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of the last columns ``q [batch, queries, heads, head_dim]`` over all, span by span.
+
+        What no query of a span sees is not computed: what follows in a causal row, and other noisy blocks.
+        """
+        clean, dropped = self.prompt + self.response, self.ids.shape[1] - q.shape[1]
+        sizes = [clean, *(span.stop - span.start for span in self.spans if span.start >= clean)]
+        (k, *own_k), (v, *own_v) = k.split(sizes, dim=1), v.split(sizes, dim=1)
+        parts = []
+        for span in self.spans:
+            keys, values = k[:, : span.clean], v[:, : span.clean]
+            if span.start >= clean:
+                keys, values = torch.cat([keys, own_k.pop(0)], 1), torch.cat([values, own_v.pop(0)], 1)
+            if dropped < span.stop:
+                first = max(span.start, dropped)
+                queries = q[:, first - dropped : span.stop - dropped]
+                parts.append(attention(queries, keys, values, span.mask[:, :, first - span.start :]))
+        return torch.cat(parts, dim=1)
 
     def clean(self, hidden: Tensor) -> Tensor:
         """Hidden states ``[batch, response, ...]`` that predict each clean token: its left neighbour's."""
@@ -116,7 +173,7 @@ def pack(
     if not bool(prompt.valid.all()) or not bool(valid.all()):
         key_valid = torch.cat([prompt.valid] + [valid] * (1 + len(noisy)), dim=1)
         mask = _without_padding(mask, key_valid)
-    return PackedRows(ids, positions, mask, width, response, len(noisy), valid)
+    return PackedRows(ids, positions, mask, width, response, len(noisy), block_size, valid)
 
 
 def block_positions(blocks: Tensor, size: int) -> Tensor:
@@ -156,7 +213,7 @@ def pack_blocks(
     key_valid[:, :width] = prompt.valid
     valid = torch.ones_like(clean, dtype=torch.bool)
     return PackedRows(
-        ids, torch.cat(positions, dim=1), _without_padding(mask, key_valid), width, response, 0, valid
+        ids, torch.cat(positions, dim=1), _without_padding(mask, key_valid), width, response, 0, size, valid
     )
 
 
