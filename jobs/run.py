@@ -74,12 +74,9 @@ def _job(module: str, name: str = "") -> Callable[[StageContext], dict[str, Any]
 
 PREPARE = ("data", "retrieval", "semantic_ids", "expert", "prompt", "traces", "answer", "tokenizer", "grid")
 # What decides which tokens a rollout writes.
-ROLLOUT = tuple(
-    f"decode.{key}"
-    for key in (
-        *("commit", "threshold", "answer_threshold", "answer_policy", "fused"),
-        *("verify", "draft_threshold", "draft_answer_threshold"),
-    )
+ROLLOUT = (
+    *("decode.commit", "decode.threshold", "decode.answer_threshold", "decode.answer_policy"),
+    *("decode.fused", "decode.verify", "decode.draft_threshold"),
 )
 STAGES = [
     Stage("prepare", (), ("seed", *PREPARE, "model.init"), _job("prepare")),

@@ -141,7 +141,7 @@ SYNTHETIC = Synthetic("small", 2, "cpu", 6)
 
 
 def test_bench_decode_writes_figures_with_bounds(story_run, story_config, story_decoders, monkeypatch):
-    for needs_a_model in ("_hugging_face", "forward_figures"):
+    for needs_a_model in ("_hugging_face", "compiled_figures", "forward_figures"):
         monkeypatch.setattr(decode, needs_a_model, lambda *_: {})
     console = Console(file=open("/dev/null", "w"))  # noqa: SIM115
     figures = bench("decode", story_run, story_config, SYNTHETIC, console)

@@ -282,9 +282,8 @@ class DecodeConfig:
     verify: bool = True
     """Lossless: the commit forward takes back what AR decoding would not have written."""
     draft_threshold: float = 0.4
-    """Level in the trace where drafts are verified: it changes the speed only."""
-    draft_answer_threshold: float = 0.3
-    """The same in answer blocks."""
+    """Level in the trace where drafts are verified: it changes the speed only. An answer is drafted in the
+    order of its anchor's probabilities."""
     batch_size: int = 64
     """Rows decoded together in evaluation."""
     fused: bool = True

@@ -47,7 +47,6 @@ RANGES = {
     "decode.threshold": (0.0, 1e3),
     "decode.answer_threshold": (0.0, 1e3),
     "decode.draft_threshold": (0.0, 1e3),
-    "decode.draft_answer_threshold": (0.0, 1e3),
     "teacher.answer_weight": (0.0, 1e6),
     "rl.reward_weights": (-1e6, 1e6),
     "rl.temperature": (0.0, 1e6),

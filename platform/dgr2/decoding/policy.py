@@ -39,7 +39,8 @@ class DecodePolicy:
         commit: Rule that chooses the positions; see ``COMMIT_RULES``.
         readout: The answer is the order of its anchor's probabilities, without another forward.
         verify: The commit forward of a block, which is the AR model, takes back what AR decoding would not
-            have written: the response is that of AR decoding, token for token.
+            have written: the response is that of AR decoding, token for token. A greedy answer is drafted in
+            the order of the last probabilities at hand, without a forward.
     """
 
     name: str
@@ -97,12 +98,7 @@ def shipped_policy(decode: DecodeConfig, grid: GridConfig) -> DecodePolicy:
     slots = replace(rollout_policy(decode, grid, 0.0), readout=decode.readout)
     if not decode.verify:
         return slots
-    return replace(
-        slots,
-        verify=True,
-        threshold=decode.draft_threshold,
-        answer_threshold=decode.draft_answer_threshold,
-    )
+    return replace(slots, verify=True, threshold=decode.draft_threshold)
 
 
 def rollout_policy(decode: DecodeConfig, grid: GridConfig, temperature: float) -> DecodePolicy:

@@ -178,6 +178,8 @@ class BlockRow(Row):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.size = self.policy.block_size
         self._checks_draws = self.policy.verify and self.policy.temperature > 0
+        # a draft that is verified need not be denoised: the answer's is the order of a distribution at hand
+        self._drafts_order = self.policy.verify and self.policy.rules and self.policy.temperature == 0
         self.opening = True  # the next forward gives an anchor
         self.ended = False  # the last block waits for its verification
         self._reset()
@@ -196,12 +198,15 @@ class BlockRow(Row):
         """Clean tokens to commit and noisy tokens to denoise in the next forward."""
         if not self.opening:
             return [], self.ids.tolist()
-        draft = self.size > 1 and self.policy.fused and not self.ended and not self._reads_out()
+        draft = self.size > 1 and self.policy.fused and not self.ended and not self._anchor_decides()
         return self.clean, [self.vocabulary.mask] * self.size if draft else []
 
-    def _reads_out(self) -> bool:
-        """Whether the next anchor is the whole answer."""
-        return self.policy.readout and self.length % self.layout.size == 0 and self.answer_begins()
+    def _anchor_decides(self) -> bool:
+        """Whether the next anchor gives the whole answer, or a draft of it."""
+        if self.trajectory.answer_start is not None:
+            return self._drafts_order
+        begins = self.length % self.layout.size == 0 and self.answer_begins()
+        return begins and (self.policy.readout or self._drafts_order)
 
     def advance(
         self, anchor: np.ndarray | None, block: np.ndarray | None, commit: np.ndarray | None = None
@@ -289,11 +294,14 @@ class BlockRow(Row):
         open_slots = [i for i in range(max(slots, 0)) if self.masked[i]]
         chosen: list[tuple[int, np.ndarray]] = []
         taken: list[int] = []
-        if anchor is not None and open_slots:
+        if self._drafts_order:
+            assert anchor is not None
+            chosen = [(slot, anchor[self.labels]) for slot in open_slots]
+        elif anchor is not None and open_slots:
             logp = anchor[self.labels]
             chosen.append((open_slots.pop(0), logp))
             taken.append(int(restricted(logp, placed).argmax()))
-        if block is not None and open_slots:
+        if block is not None and open_slots and not self._drafts_order:
             logps = block[open_slots][:, self.labels]
             sure = self._sure_slots(logps, placed, taken)
             if not sure and not chosen:
@@ -380,6 +388,9 @@ class BlockRow(Row):
                 token, logp = self._accept(before, commit[i - 1], i)
             if token != t.tokens[first + i]:
                 self._take_back(first, i, token, logp)
+                if self._drafts_order and t.answer_start is not None and self.masked.any():
+                    self._commit_answer(commit[i - 1], None)
+                self._close()
                 return False
             t.logprobs[first + i] = logp
         return True
@@ -401,7 +412,7 @@ class BlockRow(Row):
         return token, float(p[token])
 
     def _take_back(self, first: int, position: int, token: int, logp: float) -> None:
-        """Keep the block up to a position, put the right token there, and what rules write behind it."""
+        """Open the block again, kept up to a position; the right token, and what rules write, follow."""
         t = self.trajectory
         logprobs = t.logprobs[first : first + position]
         del t.tokens[first:], t.steps[first:], t.logprobs[first:], t.forced[first:]
@@ -422,7 +433,6 @@ class BlockRow(Row):
                 break
         self.step += 1
         self.opening, self.ended = False, False
-        self._close()
 
 
 class ArRow(Row):
