@@ -76,7 +76,7 @@ PREPARE = ("data", "retrieval", "semantic_ids", "expert", "prompt", "traces", "a
 # What decides which tokens a rollout writes.
 ROLLOUT = (
     *("decode.commit", "decode.threshold", "decode.answer_threshold", "decode.answer_policy"),
-    *("decode.fused", "decode.verify", "decode.draft_threshold"),
+    *("decode.fused", "decode.verify"),
 )
 STAGES = [
     Stage("prepare", (), ("seed", *PREPARE, "model.init"), _job("prepare")),

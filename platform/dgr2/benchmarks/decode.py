@@ -38,6 +38,7 @@ def bench_decode(engine: Engine, held_out: HeldOut) -> Figures:
     """All figures of decoding."""
     evaluation, summary = engine.config.evaluation, Summary.of(engine.config)
     policies = compared(engine)
+    compiled = {name: policies[name] for name in ("ar", "ar_readout", "decode", "native", "readout")}
     figures: Figures = {}
     for batch_size, share in BATCHES.items():
         wanted = max(batch_size, evaluation.speed_instances * share)
@@ -47,10 +48,10 @@ def bench_decode(engine: Engine, held_out: HeldOut) -> Figures:
         figures |= _hugging_face(engine, subset, batch_size, summary)
         figures |= _following_load(engine, held_out, subset, batch_size, summary)
         figures |= compiled_figures(
-            engine.decoder, subset.prompts, subset.counts, _ar_and_decode(policies), batch_size, summary
+            engine.decoder, subset.prompts, subset.counts, compiled, batch_size, summary
         )
     few = held_out.take(evenly(len(held_out), evaluation.speed_instances))
-    timed = _ar_and_decode(policies)
+    timed = {name: policies[name][0] for name in (policies["decode"][1], "decode")}
     figures |= forward_figures(engine.decoder, few.prompts, few.counts, timed, summary)
     many = held_out.take(evenly(len(held_out), evaluation.sweep_instances))
     return figures | _answers(engine, many, policies, summary)
@@ -79,11 +80,6 @@ def compared(engine: Engine) -> Policies:
             for tau in sweep
         },
     }  # fmt: skip
-
-
-def _ar_and_decode(policies: Policies) -> dict[str, DecodePolicy]:
-    """What is shipped, behind the AR decode that it is compared with."""
-    return {name: policies[name][0] for name in (policies["decode"][1], "decode")}
 
 
 def _speed(engine: Engine, subset: HeldOut, policies: Policies, batch_size: int, summary: Summary) -> Figures:

@@ -39,7 +39,12 @@ def bench_decode_shape(shape: str, device: str, tokens: int, repeats: int, summa
             figures[f"{name}_tokens_per_second_b{batch}"] = summary.median(timing.rates, "tokens/s")
         figures[f"decode_speedup_b{batch}"] = summary.ratio(timed["decode"].rates, timed["ar"].rates)
         figures |= compiled_figures(
-            decoder, prompts[:batch] * repeats, counts[:batch] * repeats, policies, batch, summary
+            decoder,
+            prompts[:batch] * repeats,
+            counts[:batch] * repeats,
+            {name: (policy, "ar") for name, policy in policies.items()},
+            batch,
+            summary,
         )
     (decoded,) = decoder.decode(prompts[:1], counts[:1], policies["decode"])
     figures["decode_tokens_per_forward"] = exact(len(decoded.tokens) / decoded.forwards, "tokens")

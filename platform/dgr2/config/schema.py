@@ -280,10 +280,8 @@ class DecodeConfig:
     readout: bool = False
     """The answer is the order of its anchor's probabilities, without another forward; in AR mode too."""
     verify: bool = True
-    """Lossless: the commit forward takes back what AR decoding would not have written."""
-    draft_threshold: float = 0.4
-    """Level in the trace where drafts are verified: it changes the speed only. An answer is drafted in the
-    order of its anchor's probabilities."""
+    """Lossless: a block is drafted whole, whatever the levels, and the forward that commits it takes back
+    what AR decoding would not have written."""
     batch_size: int = 64
     """Rows decoded together in evaluation."""
     fused: bool = True

@@ -46,7 +46,6 @@ RANGES = {
     "retrieval.recency": (0.0, 1.0),
     "decode.threshold": (0.0, 1e3),
     "decode.answer_threshold": (0.0, 1e3),
-    "decode.draft_threshold": (0.0, 1e3),
     "teacher.answer_weight": (0.0, 1e6),
     "rl.reward_weights": (-1e6, 1e6),
     "rl.temperature": (0.0, 1e6),

@@ -6,6 +6,8 @@ does not depend on the batch it was decoded in.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dgr2.config.schema import GridConfig
@@ -17,6 +19,7 @@ from dgr2.decoding.policy import (
     prefix_length,
     readout_order,
     restricted,
+    surest_first,
 )
 from dgr2.decoding.trajectory import Trajectory
 from dgr2.models.grid import BlockGrid
@@ -107,7 +110,8 @@ class Row:
             if not self.policy.rules:
                 return best, float(logp[best])
             if best != self.vocabulary.eos:
-                return best, float(logp[best]) - self._without_end_share(logp)
+                end = math.exp(logp[self.vocabulary.eos])
+                return best, float(logp[best]) - math.log1p(-min(end, 1 - 1e-12))
         p = self.ar_distribution(tokens, logp)
         token = self.draw(p)
         return token, float(p[token])
@@ -142,14 +146,10 @@ class Row:
         """Under the rules a trace cannot end the response: EOS removed, the rest renormalised."""
         if not self.policy.rules:
             return logp
-        left = logp - self._without_end_share(logp)[..., None]
+        end = logp[..., self.vocabulary.eos, None].astype(np.float64)
+        left = logp - np.log1p(-np.minimum(np.exp(end), 1 - 1e-12))
         left[..., self.vocabulary.eos] = -np.inf
         return left
-
-    def _without_end_share(self, logp: np.ndarray) -> np.ndarray:
-        """Log of the probability ``[...]`` that EOS leaves to the others."""
-        end = np.exp(logp[..., self.vocabulary.eos].astype(np.float64))
-        return np.asarray(np.log1p(-np.minimum(end, 1 - 1e-12)))
 
     def placed(self, tokens: list[int]) -> list[int]:
         """Candidate indices among some tokens."""
@@ -178,8 +178,8 @@ class BlockRow(Row):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.size = self.policy.block_size
         self._checks_draws = self.policy.verify and self.policy.temperature > 0
-        # a draft that is verified need not be denoised: the answer's is the order of a distribution at hand
-        self._drafts_order = self.policy.verify and self.policy.rules and self.policy.temperature == 0
+        # an answer that is verified need not be denoised step by step
+        self._drafts_whole = self.policy.verify and self.policy.rules and self.policy.temperature == 0
         self.opening = True  # the next forward gives an anchor
         self.ended = False  # the last block waits for its verification
         self._reset()
@@ -198,15 +198,12 @@ class BlockRow(Row):
         """Clean tokens to commit and noisy tokens to denoise in the next forward."""
         if not self.opening:
             return [], self.ids.tolist()
-        draft = self.size > 1 and self.policy.fused and not self.ended and not self._anchor_decides()
+        draft = self.size > 1 and self.policy.fused and not self.ended and not self._reads_out()
         return self.clean, [self.vocabulary.mask] * self.size if draft else []
 
-    def _anchor_decides(self) -> bool:
-        """Whether the next anchor gives the whole answer, or a draft of it."""
-        if self.trajectory.answer_start is not None:
-            return self._drafts_order
-        begins = self.length % self.layout.size == 0 and self.answer_begins()
-        return begins and (self.policy.readout or self._drafts_order)
+    def _reads_out(self) -> bool:
+        """Whether the next anchor is the whole answer."""
+        return self.policy.readout and self.length % self.layout.size == 0 and self.answer_begins()
 
     def advance(
         self, anchor: np.ndarray | None, block: np.ndarray | None, commit: np.ndarray | None = None
@@ -292,43 +289,70 @@ class BlockRow(Row):
         state = self.trajectory.tokens[start:] + self.ids[~self.masked].tolist()
         placed = self.placed(state)
         open_slots = [i for i in range(max(slots, 0)) if self.masked[i]]
-        chosen: list[tuple[int, np.ndarray]] = []
-        taken: list[int] = []
-        if self._drafts_order:
+        if not open_slots:
+            chosen = []
+        elif self._drafts_whole:
             assert anchor is not None
-            chosen = [(slot, anchor[self.labels]) for slot in open_slots]
-        elif anchor is not None and open_slots:
-            logp = anchor[self.labels]
-            chosen.append((open_slots.pop(0), logp))
-            taken.append(int(restricted(logp, placed).argmax()))
-        if block is not None and open_slots and not self._drafts_order:
-            logps = block[open_slots][:, self.labels]
-            sure = self._sure_slots(logps, placed, taken)
-            if not sure and not chosen:
-                sure = [0]
-            chosen += [(open_slots[i], logps[i]) for i in sure]
-        for position, logp in chosen:
-            left = restricted(logp, placed)
-            candidate = self.draw(left)
-            if self._checks_draws and position:
-                self.drafts[position] = np.full(self.vocabulary.size, -np.inf)
-                self.drafts[position][self.labels] = left
-            self._put(
-                position,
-                int(self.labels[candidate]),
-                float(left[candidate]),
-                len(placed) == self.candidates - 1,
-            )
+            chosen = self._whole_draft(anchor, block, open_slots, placed)
+        else:
+            chosen = self._sure_part(anchor, block, open_slots, placed)
+        for position, candidate, logp in chosen:
+            last = len(placed) == self.candidates - 1
+            self._put(position, int(self.labels[candidate]), 0.0 if last else logp, last)
             placed.append(candidate)
         if len(placed) == self.candidates - 1:  # one candidate is left for one slot
             for position in range(max(slots, 0)):
                 if self.masked[position]:
-                    last = (set(range(self.candidates)) - set(placed)).pop()
-                    self._put(position, int(self.labels[last]), 0.0, forced=True)
-                    placed.append(last)
+                    last_one = (set(range(self.candidates)) - set(placed)).pop()
+                    self._put(position, int(self.labels[last_one]), 0.0, forced=True)
+                    placed.append(last_one)
         if len(placed) == self.candidates:
             for position in range(max(slots, 0), self.size):
                 self._put(position, self.vocabulary.eos, 0.0, forced=True)
+
+    def _sure_part(
+        self, anchor: np.ndarray | None, block: np.ndarray | None, open_slots: list[int], placed: list[int]
+    ) -> list[tuple[int, int, float]]:
+        """Open slots that the answer's rule commits, what they take, and its log-probability."""
+        scores: list[tuple[int, np.ndarray]] = []
+        taken: list[int] = []
+        others = open_slots
+        if anchor is not None:
+            first, *others = open_slots
+            scores.append((first, anchor[self.labels]))
+            taken.append(int(restricted(scores[0][1], placed).argmax()))
+        if block is not None and others:
+            logps = block[others][:, self.labels]
+            sure = self._sure_slots(logps, placed, taken)
+            if not sure and not scores:
+                sure = [0]
+            scores += [(others[i], logps[i]) for i in sure]
+        chosen, gone = [], list(placed)
+        for position, logp in scores:
+            left = restricted(logp, gone)
+            candidate = self.draw(left)
+            if self._checks_draws and position:
+                self.drafts[position] = np.full(self.vocabulary.size, -np.inf)
+                self.drafts[position][self.labels] = left
+            chosen.append((position, candidate, float(left[candidate])))
+            gone.append(candidate)
+        return chosen
+
+    def _whole_draft(
+        self, anchor: np.ndarray, block: np.ndarray | None, open_slots: list[int], placed: list[int]
+    ) -> list[tuple[int, int, float]]:
+        """Open slots, what they take, and its log-probability where it is AR decoding's own choice.
+
+        The first slot takes the best candidate of the anchor. The others are the block's, the surest first,
+        or, where none was denoised, follow in the order of the anchor's scores.
+        """
+        left = restricted(anchor[self.labels], placed)
+        order = readout_order(left)
+        if block is None:
+            return [(slot, c, float(left[c])) for slot, c in zip(open_slots, order, strict=False)]
+        pairs = surest_first(block[open_slots[1:]][:, self.labels], [*placed, order[0]])
+        first = (open_slots[0], order[0], float(left[order[0]]))
+        return [first, *((open_slots[1 + slot], candidate, 0.0) for slot, candidate in pairs)]
 
     def _sure_slots(self, logps: np.ndarray, placed: list[int], taken: list[int]) -> list[int]:
         """Open slots that this forward commits beside the anchor, by the rule of the answer."""
@@ -373,8 +397,8 @@ class BlockRow(Row):
         """Whether AR decoding would have written the block; else take back what it would not have.
 
         Greedy decoding compares tokens; a drawn token is accepted with probability min(1, p/q), else drawn
-        anew from the part of p above q (arXiv 2211.17192). What was right stays, the right token follows it,
-        and the block is denoised on from there, on the grid it was trained on.
+        anew from the part of p above q (arXiv 2211.17192). What was right stays and the right token follows
+        it; the rest of the block is drafted from what this forward says or, of drawn tokens, denoised.
         """
         t = self.trajectory
         first = self.length - self.size
@@ -388,12 +412,32 @@ class BlockRow(Row):
                 token, logp = self._accept(before, commit[i - 1], i)
             if token != t.tokens[first + i]:
                 self._take_back(first, i, token, logp)
-                if self._drafts_order and t.answer_start is not None and self.masked.any():
-                    self._commit_answer(commit[i - 1], None)
+                if self.policy.temperature == 0 and self.masked.any():
+                    self._draft_on(i, commit)
                 self._close()
                 return False
             t.logprobs[first + i] = logp
         return True
+
+    def _draft_on(self, corrected: int, commit: np.ndarray) -> None:
+        """Draft greedily what follows a correction, without a forward.
+
+        An answer goes on in the order of the scores that corrected it. In a trace every token is what the AR
+        model would have written behind the draft as it was (Jacobi decoding, arXiv 2305.10427).
+        """
+        t = self.trajectory
+        if t.answer_start is not None and self.policy.rules:
+            self._commit_answer(commit[corrected - 1], None)
+            return
+        for position in np.flatnonzero(self.masked).tolist():
+            before = t.tokens + self.ids[:position].tolist()
+            token, logp = self.rule_token(before), 0.0
+            forced = token is not None
+            if token is None:
+                token, logp = self.ar_token(before, commit[position - 1])
+            self._put(position, token, logp, forced)
+            if token == self.vocabulary.eos:
+                return
 
     def _accept(self, tokens: list[int], logp: np.ndarray, position: int) -> tuple[int, float]:
         """The token behind these, at a position of the block, and its log-probability.

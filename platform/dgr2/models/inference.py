@@ -28,7 +28,7 @@ class InferenceModel:
     """Weights of a Qwen3 model and a static cache of ``slots`` rows of ``context`` tokens.
 
     Args:
-        compiled: Run forwards through ``torch.compile``. Four programs serve all shapes; they are made here,
+        compiled: Run forwards through ``torch.compile``. Six programs serve all shapes; they are made here,
             in some ten seconds each, or read from PyTorch's cache on disk.
     """
 
@@ -72,9 +72,10 @@ class InferenceModel:
             Hidden states ``[n, width - first, hidden]`` after the final norm.
         """
         device, (n, width), span = self.head.device, ids.shape, int(limits.max())
-        if self._program is not None and (n == 1 or list(slots) == list(range(n))):
+        first_ones = n > 1 and list(slots) == list(range(n))  # their part of the cache need not be gathered
+        if self._program is not None:
             tensors = self._tensors(slots, ids, positions, limits)
-            return self._program(*tensors)[:, first:]
+            return self._program(*tensors, first_ones)[:, first:]
         mask = None
         if limits.min() < span:  # else every query sees every key: no mask, the fast path
             mask = torch.from_numpy((np.arange(span) < limits[..., None])[:, None]).to(device)
@@ -86,7 +87,7 @@ class InferenceModel:
         else:
             rows, places = torch.tensor(slots, device=device), torch.from_numpy(positions).to(device)
             write = (rows[:, None], places)
-            read = slice(0, n) if list(slots) == list(range(n)) else rows
+            read = slice(0, n) if first_ones else rows
             cos, sin = self.cos[places], self.sin[places]
 
         def attend(layer: int) -> Attend:
@@ -113,25 +114,30 @@ class InferenceModel:
 
     @torch.inference_mode()
     def _compile(self) -> None:
-        """Make the programs: for one row and several, for one token and several; for any number of them."""
+        """Make the programs: for a row, several and the first several; for a token and several."""
         for table in (*self.keys, *self.values):
             _any_size(table, 0, 1)
         for table in (self.cos, self.sin):
             _any_size(table, 0)
-        for n in {1, min(2, self.slots)}:
-            for width in (1, 3):
-                # sizes that are equal by chance would be taken to be equal always: here none are
-                positions = np.arange(4, 4 + width)[None].repeat(n, 0)
+        kinds = [(1, False)] if self.slots == 1 else [(1, False), (2, False), (2, True)]
+        for n, first_ones in kinds:
+            # sizes that are equal by chance would be taken to be equal always: here none are
+            several, span = [size for size in range(3, 9) if size not in (self.slots, self.context)][:2]
+            for width in (1, several):
+                positions = np.arange(span - width, span)[None].repeat(n, 0)
                 tensors = self._tensors(range(n), np.zeros_like(positions), positions, positions + 1)
                 for tensor in tensors:
                     _any_size(tensor, *range(tensor.dim()))
-                self._program(*tensors)
+                self._program(*tensors, first_ones)
 
-    def _compute(self, ids: Tensor, slots: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """:meth:`forward` without a decision that depends on values, for one slot or the first ones.
+    def _compute(
+        self, ids: Tensor, slots: Tensor, positions: Tensor, mask: Tensor, first_ones: bool
+    ) -> Tensor:
+        """:meth:`forward` without a decision that depends on values.
 
         Args:
             mask: bool ``[n, 1, width, span]``: what a query sees.
+            first_ones: The slots are the first ones.
         """
         n, span = len(ids), mask.shape[-1]
         rows = slots[:, None]
@@ -141,7 +147,7 @@ class InferenceModel:
 
             def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 keys[rows, positions], values[rows, positions] = k, v
-                read = slots if n == 1 else slice(0, n)
+                read = slice(0, n) if first_ones else slots
                 return attention(q, keys[:, :span][read], values[:, :span][read], mask)
 
             return cached

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
+Name = TypeVar("Name")
 
 
 @dataclass
@@ -19,8 +20,8 @@ class Turns(Generic[Result]):
 
 
 def time_turns(
-    calls: Mapping[str, Callable[[int], Result]], turns: int, on_turn: Callable[[], None] | None = None
-) -> dict[str, Turns[Result]]:
+    calls: Mapping[Name, Callable[[int], Result]], turns: int, on_turn: Callable[[], None] | None = None
+) -> dict[Name, Turns[Result]]:
     """Time every call in every turn, in alternating direction, after one unmeasured round.
 
     Args:
@@ -30,7 +31,7 @@ def time_turns(
     """
     for call in calls.values():
         call(0)
-    timed: dict[str, Turns[Result]] = {name: Turns() for name in calls}
+    timed: dict[Name, Turns[Result]] = {name: Turns() for name in calls}
     for turn in range(turns):
         for name in list(calls) if turn % 2 == 0 else list(calls)[::-1]:
             start = time.perf_counter()
