@@ -14,6 +14,7 @@ from dgr2.decoding.policy import (
     conflict_free,
     prefix_length,
     readout_order,
+    surest_first,
 )
 from dgr2.errors import ConfigError
 
@@ -84,6 +85,13 @@ def test_of_two_slots_with_the_same_best_only_the_surer_is_taken():
     assert conflict_free(SLOTS, [], 0.9, [0]) == [3]  # the anchor takes it
     assert conflict_free(SLOTS, [], 0.999, []) == []
     assert prefix_length(SLOTS, [], 0.9, []) == 1
+
+
+def test_the_surest_slot_takes_its_candidate_first():
+    logp = np.log([[0.5, 0.4, 0.1], [0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])
+    assert surest_first(logp, []) == [(1, 0), (2, 2), (0, 1)]
+    assert surest_first(logp[:2], [0]) == [(0, 1), (1, 2)]
+    assert surest_first(logp[:0], [1]) == []
 
 
 def test_readout_is_the_order_of_the_probabilities():

@@ -27,7 +27,7 @@ def verified(size=4, answer="prefix", threshold=0.3, **more):
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("answer", ["threshold", "prefix", "conflict"])
-@pytest.mark.parametrize("threshold", [0.01, 0.5, 1.0])
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0])
 def test_greedy_output_is_that_of_ar_decoding(scale, size, fused, answer, threshold):
     decoder, prompts = Decoder(tiny_model(61, scale), V, GRID), tiny_prompts(200 // 8)
     counts = [2 + i % 3 for i in range(len(prompts))]
@@ -37,6 +37,8 @@ def test_greedy_output_is_that_of_ar_decoding(scale, size, fused, answer, thresh
     for a, b in zip(ar, found, strict=True):
         assert a.tokens == b.tokens and a.answer_start == b.answer_start
         assert a.logprobs == pytest.approx(b.logprobs, abs=2e-4)
+        if threshold == 0:  # a block is drafted in one forward, and every other one settles a token at least
+            assert b.forwards <= a.forwards + 2 * (1 + len(b.tokens) // size)
 
 
 def test_a_right_draft_costs_no_forward_but_the_last_block_s():

@@ -178,7 +178,12 @@ class BlockRow(Row):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.size = self.policy.block_size
         self._checks_draws = self.policy.verify and self.policy.temperature > 0
-        # an answer that is verified need not be denoised step by step
+        # what is verified need not be denoised step by step
+        self._drafts_at_once = (
+            self.policy.verify
+            and self.policy.temperature == 0
+            and (self.policy.commit, self.policy.threshold) == ("threshold", 0.0)
+        )
         self._drafts_whole = self.policy.verify and self.policy.rules and self.policy.temperature == 0
         self.opening = True  # the next forward gives an anchor
         self.ended = False  # the last block waits for its verification
@@ -259,9 +264,11 @@ class BlockRow(Row):
             token = self.draw(anchor)
             open_positions[0] = False
             self._put(0, token, float(anchor[token]))
-        if block is not None and open_positions.any():
+        policy = self.policy
+        if block is not None and self._drafts_at_once:
+            self._draft(block, open_positions)
+        elif block is not None and open_positions.any():
             block = self.without_end(block)
-            policy = self.policy
             in_answer = self.trajectory.answer_start is not None
             level = policy.answer_threshold if in_answer else policy.threshold
             for position in commit_positions(policy.commit, block, open_positions, level, anchor is None):
@@ -271,6 +278,17 @@ class BlockRow(Row):
                     self.drafts[int(position)] = block[position]
         if self.policy.rules:
             self._fill_after_trace()
+
+    def _draft(self, block: np.ndarray, positions: np.ndarray) -> None:
+        """Put the best token everywhere, and fill behind the end of a trace; the commit verifies them."""
+        if self.policy.rules:
+            block[:, self.vocabulary.eos] = -np.inf
+        self.ids[positions] = block[positions].argmax(axis=-1)
+        self.masked[positions], self.steps[positions] = False, self.step
+        if self.policy.rules:
+            ends = np.flatnonzero(self.ids == self.vocabulary.think_end)
+            behind = slice(ends[0] + 1 if len(ends) else self.size, None)
+            self.ids[behind], self.forced[behind] = self.vocabulary.fill, True
 
     def _fill_after_trace(self) -> None:
         """Once the trace is closed, the rest of its layout block holds fill."""

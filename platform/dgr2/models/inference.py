@@ -78,7 +78,7 @@ class InferenceModel:
             return self._program(*tensors, first_ones)[:, first:]
         mask = None
         if limits.min() < span:  # else every query sees every key: no mask, the fast path
-            mask = torch.from_numpy((np.arange(span) < limits[..., None])[:, None]).to(device)
+            mask = self._mask(limits, span)
         if n == 1:  # views instead of gathers
             start = int(positions[0, 0])
             write: tuple[object, object] = (slice(slots[0], slots[0] + 1), slice(start, start + width))
@@ -108,9 +108,18 @@ class InferenceModel:
         self, slots: Sequence[int], ids: np.ndarray, positions: np.ndarray, limits: np.ndarray
     ) -> list[Tensor]:
         """Arguments of :meth:`_compute`."""
-        mask = (np.arange(limits.max()) < limits[..., None])[:, None]
-        arrays = (ids, np.array(slots), positions, mask)
-        return [torch.from_numpy(array).to(self.head.device) for array in arrays]
+        arrays = (ids, np.array(slots), positions)
+        tensors = [torch.from_numpy(array).to(self.head.device) for array in arrays]
+        return [*tensors, self._mask(limits, int(limits.max()))]
+
+    def _mask(self, limits: np.ndarray, span: int) -> Tensor:
+        """What is added to scores ``[n, 1, width, span]``: 0 below a query's limit, else minus infinity.
+
+        SDPA would make it of a bool mask anew in every layer.
+        """
+        seen = (np.arange(span) < limits[..., None])[:, None]
+        mask = np.where(seen, np.float32(0.0), np.float32(-np.inf))
+        return torch.from_numpy(mask).to(self.head.device, self.head.dtype)
 
     @torch.inference_mode()
     def _compile(self) -> None:
@@ -136,7 +145,7 @@ class InferenceModel:
         """:meth:`forward` without a decision that depends on values.
 
         Args:
-            mask: bool ``[n, 1, width, span]``: what a query sees.
+            mask: ``[n, 1, width, span]``, added to the scores.
             first_ones: The slots are the first ones.
         """
         n, span = len(ids), mask.shape[-1]

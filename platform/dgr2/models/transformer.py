@@ -66,11 +66,15 @@ class Transformer:
         self.rotary = base.rotary_emb
 
     def tables(self, context: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary embedding by position: ``[context, head_dim]`` each."""
+        """Cosines and sines of the rotary embedding by position: ``[context, head_dim]`` each.
+
+        The first half of the sines is negated, for :func:`rotate`.
+        """
         positions = torch.arange(context, device=self.embedding.device)[None]
         with torch.no_grad():
             cos, sin = self.rotary(self.embedding[:1], positions)
-        return cos[0], sin[0]
+            first, second = sin[0].chunk(2, dim=-1)
+            return cos[0], torch.cat((-first, second), dim=-1)
 
     def forward(
         self,
@@ -85,7 +89,7 @@ class Transformer:
 
         Args:
             ids: ``[n, width]``.
-            cos, sin: ``[n, width, 1, head_dim]`` of each token's position.
+            cos, sin: ``[n, width, 1, head_dim]`` of each token's position, from :meth:`tables`.
             attend: Attention of a layer by its index; it knows masks and caches. The last layer's queries are
                 those from column ``first`` on.
             first: First column whose hidden state is wanted: the last layer computes no others, though the
@@ -111,14 +115,15 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding, halves convention of Qwen3: ``x`` is ``[n, width, heads, head_dim]``."""
     first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    return x * cos + torch.cat((second, first), dim=-1) * sin
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Scaled dot-product attention with grouped key/value heads: ``[n, width, heads, head_dim]``.
 
     Args:
-        mask: bool ``[n or 1, 1, width, keys]``; None where every query sees every key.
+        mask: ``[n or 1, 1, width, keys]``, bool or to be added to the scores; None where every query sees
+            every key.
     """
     n, width, heads, head_dim = q.shape
     if width == 1:  # the heads that share keys become queries of one head: no key is repeated in memory
