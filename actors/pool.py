@@ -145,8 +145,8 @@ class Pool:
     def close(self) -> None:
         """Kill all actors; what they hold is free again, and the pool is of no more use.
 
-        An actor that is killed while Ray places it may keep its CPUs for as long as the driver lives (about
-        one such kill in ten), so what is starting is let up first.
+        An actor that is killed while Ray places it may keep its CPUs for as long as the driver lives (seen
+        with Ray 2.60), so what is starting is let up first.
         """
         self._closed = True
         actors, self.actors = self.actors, [None] * len(self.actors)

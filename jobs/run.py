@@ -74,9 +74,8 @@ def _job(module: str, name: str = "") -> Callable[[StageContext], dict[str, Any]
 
 PREPARE = ("data", "retrieval", "semantic_ids", "expert", "prompt", "traces", "answer", "tokenizer", "grid")
 # What decides which tokens a rollout writes.
-ROLLOUT = (
-    *("decode.commit", "decode.threshold", "decode.answer_threshold", "decode.answer_policy"),
-    *("decode.fused", "decode.verify"),
+ROLLOUT = tuple(
+    f"decode.{key}" for key in ("commit", "threshold", "answer_threshold", "answer_policy", "fused", "verify")
 )
 STAGES = [
     Stage("prepare", (), ("seed", *PREPARE, "model.init"), _job("prepare")),

@@ -9,6 +9,7 @@ from dgr2.benchmarks.figures import Figures, Summary
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy
 from dgr2.errors import ConfigError
+from dgr2.evaluation.speed import full_batches
 from dgr2.telemetry import time_turns
 
 
@@ -27,13 +28,12 @@ def compiled_figures(
     Args:
         policies: By name, with the name of the one that the speed-up is over.
     """
-    alignment = "shift" if decoder.shift else "in_place"
-    compiled = Decoder(decoder.model, decoder.vocabulary, decoder.grid, alignment)
+    compiled = Decoder.of(decoder)
     try:
         compiled.compile()
     except ConfigError:
         return {}
-    batches = [slice(i, i + batch_size) for i in range(0, len(prompts) - batch_size + 1, batch_size)]
+    batches = full_batches(len(prompts), batch_size)
 
     def decode(by: Decoder, policy: DecodePolicy, turn: int) -> object:
         return by.decode(prompts[batches[turn]], counts[batches[turn]], policy, batch_size)

@@ -22,7 +22,7 @@ from dgr2.evaluation.engine import Engine
 from dgr2.evaluation.instances import HeldOut, evenly
 from dgr2.evaluation.measure import Decoded, judge
 from dgr2.evaluation.metrics import METRICS, metric_values
-from dgr2.evaluation.speed import time_in_turns
+from dgr2.evaluation.speed import full_batches, time_in_turns
 from dgr2.models.grid import BlockGrid
 from dgr2.telemetry import time_turns
 
@@ -114,7 +114,7 @@ def _following_load(
 
 def _hugging_face(engine: Engine, subset: HeldOut, batch_size: int, summary: Summary) -> Figures:
     """AR decoding, without rules as theirs, and decoding as shipped against ``generate`` of transformers."""
-    batches = [slice(i, i + batch_size) for i in range(0, len(subset) - batch_size + 1, batch_size)]
+    batches = full_batches(len(subset), batch_size)
 
     def ours(policy: DecodePolicy, turn: int) -> object:
         batch = batches[turn]

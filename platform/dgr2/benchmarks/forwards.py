@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -90,9 +90,9 @@ class Stopwatch(Decoder):
     """Width and limits of every forward."""
 
     @classmethod
-    def of(cls, decoder: Decoder) -> Stopwatch:
+    def of(cls, decoder: Decoder) -> Self:
         """A stopwatch on the model of a decoder."""
-        watch = cls(decoder.model, decoder.vocabulary, decoder.grid, "shift" if decoder.shift else "in_place")
+        watch = super().of(decoder)
         weight = decoder.model.lm_head.weight
         watch.roofline = Roofline.measure(weight.dtype, weight.device)
         return watch

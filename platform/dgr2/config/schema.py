@@ -359,8 +359,8 @@ class ServeConfig:
     """At its start a replica measures wide blocks, narrow blocks and AR decoding by batch size; a batch takes
     the fastest. False decodes every batch as shipped, so that an answer never depends on the load."""
     compile: bool = False
-    """Compile the model's forwards when a replica starts: faster, by about a third on a CPU, for a start
-    that takes about a minute longer the first time on a machine. Needs a C++ compiler."""
+    """Compile the model's forwards when a replica starts: faster, as ``dgr2 bench decode`` shows, for a start
+    that takes longer, above all the first time on a machine. Needs a C++ compiler."""
     remember_prompts: int = 64
     """Prompts whose keys and values a replica keeps: one that begins alike, as those of one user do, is
     computed from where it differs. Each takes the cache of its tokens in memory; 0 keeps none."""

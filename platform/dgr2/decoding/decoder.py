@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -32,18 +33,19 @@ class Decoder:
     """
 
     def __init__(
-        self,
-        model: Qwen3ForCausalLM,
-        vocabulary: Vocabulary,
-        grid: GridConfig,
-        alignment: str = "in_place",
+        self, model: Qwen3ForCausalLM, vocabulary: Vocabulary, grid: GridConfig, alignment: str = "in_place"
     ) -> None:
         self.model, self.vocabulary, self.grid = model, vocabulary, grid
-        self.shift = alignment == "shift"
+        self.alignment, self.shift = alignment, alignment == "shift"
         self.context = int(model.config.max_position_embeddings)
         self.compiled = False
         self._inference: InferenceModel | None = None
         self.remember(0)
+
+    @classmethod
+    def of(cls, decoder: Decoder) -> Self:
+        """Another decoder of the same model, with a cache of its own."""
+        return cls(decoder.model, decoder.vocabulary, decoder.grid, decoder.alignment)
 
     def compile(self) -> None:
         """Compile the forwards from now on; see :class:`InferenceModel`. The first decode makes the programs.

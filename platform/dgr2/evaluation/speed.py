@@ -39,6 +39,11 @@ class Timing:
         return median_ratio_interval(self.rates, other.rates, resamples, seed)
 
 
+def full_batches(count: int, size: int) -> list[slice]:
+    """Batches of ``size`` of ``count`` things; a rest that fills none is left out."""
+    return [slice(i, i + size) for i in range(0, count - size + 1, size)]
+
+
 def time_in_turns(
     engine: Engine,
     prompts: Sequence[list[int]],
@@ -48,7 +53,7 @@ def time_in_turns(
     on_done: OnDone | None = None,
 ) -> dict[str, Timing]:
     """Time every policy on every full batch of the prompts; ``on_done`` counts prompts, once a turn."""
-    batches = [slice(i, i + batch_size) for i in range(0, len(prompts) - batch_size + 1, batch_size)]
+    batches = full_batches(len(prompts), batch_size)
 
     def emitted(policy: DecodePolicy, turn: int) -> int:
         batch = batches[turn]

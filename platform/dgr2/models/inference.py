@@ -74,7 +74,7 @@ class InferenceModel:
         device, (n, width), span = self.head.device, ids.shape, int(limits.max())
         first_ones = n > 1 and list(slots) == list(range(n))  # their part of the cache need not be gathered
         if self._program is not None:
-            tensors = self._tensors(slots, ids, positions, limits)
+            tensors = self._tensors(slots, ids, positions, limits, span)
             return self._program(*tensors, first_ones)[:, first:]
         mask = None
         if limits.min() < span:  # else every query sees every key: no mask, the fast path
@@ -90,27 +90,40 @@ class InferenceModel:
             read = slice(0, n) if first_ones else rows
             cos, sin = self.cos[places], self.sin[places]
 
+        return self._run(torch.from_numpy(ids).to(device), cos, sin, write, read, mask, span, first)
+
+    def _run(
+        self,
+        ids: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        write: tuple[object, object],
+        read: object,
+        mask: Tensor | None,
+        span: int,
+        first: int = 0,
+    ) -> Tensor:
+        """Hidden states; keys and values are put to ``write``, and seen from ``read`` below ``span``."""
+
         def attend(layer: int) -> Attend:
             keys, values = self.keys[layer], self.values[layer]
 
             def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 keys[write], values[write] = k, v
-                seen = None if mask is None else mask[:, :, width - q.shape[1] :]
+                seen = None if mask is None else mask[:, :, ids.shape[1] - q.shape[1] :]
                 return attention(q, keys[:, :span][read], values[:, :span][read], seen)
 
             return cached
 
-        return self.transformer.forward(
-            torch.from_numpy(ids).to(device), cos[:, :, None], sin[:, :, None], attend, first
-        )
+        return self.transformer.forward(ids, cos[:, :, None], sin[:, :, None], attend, first)
 
     def _tensors(
-        self, slots: Sequence[int], ids: np.ndarray, positions: np.ndarray, limits: np.ndarray
+        self, slots: Sequence[int], ids: np.ndarray, positions: np.ndarray, limits: np.ndarray, span: int
     ) -> list[Tensor]:
         """Arguments of :meth:`_compute`."""
         arrays = (ids, np.array(slots), positions)
         tensors = [torch.from_numpy(array).to(self.head.device) for array in arrays]
-        return [*tensors, self._mask(limits, int(limits.max()))]
+        return [*tensors, self._mask(limits, span)]
 
     def _mask(self, limits: np.ndarray, span: int) -> Tensor:
         """What is added to scores ``[n, 1, width, span]``: 0 below a query's limit, else minus infinity.
@@ -134,7 +147,7 @@ class InferenceModel:
             several, span = [size for size in range(3, 9) if size not in (self.slots, self.context)][:2]
             for width in (1, several):
                 positions = np.arange(span - width, span)[None].repeat(n, 0)
-                tensors = self._tensors(range(n), np.zeros_like(positions), positions, positions + 1)
+                tensors = self._tensors(range(n), np.zeros_like(positions), positions, positions + 1, span)
                 for tensor in tensors:
                     _any_size(tensor, *range(tensor.dim()))
                 self._program(*tensors, first_ones)
@@ -148,21 +161,9 @@ class InferenceModel:
             mask: ``[n, 1, width, span]``, added to the scores.
             first_ones: The slots are the first ones.
         """
-        n, span = len(ids), mask.shape[-1]
-        rows = slots[:, None]
-
-        def attend(layer: int) -> Attend:
-            keys, values = self.keys[layer], self.values[layer]
-
-            def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                keys[rows, positions], values[rows, positions] = k, v
-                read = slice(0, n) if first_ones else slots
-                return attention(q, keys[:, :span][read], values[:, :span][read], mask)
-
-            return cached
-
-        cos, sin = self.cos[positions][:, :, None], self.sin[positions][:, :, None]
-        return self.transformer.forward(ids, cos, sin, attend)
+        write, read = (slots[:, None], positions), slice(0, len(ids)) if first_ones else slots
+        cos, sin = self.cos[positions], self.sin[positions]
+        return self._run(ids, cos, sin, write, read, mask, mask.shape[-1])
 
     @torch.inference_mode()
     def read(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
