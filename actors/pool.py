@@ -104,6 +104,11 @@ class Pool:
         """Actors lost so far."""
         return self.fleet.deaths
 
+    def start(self) -> None:
+        """Ask for every actor that is not up, without waiting for it; :meth:`arm` and :meth:`map` do."""
+        with self._closed_on_error():
+            self._tend()
+
     def arm(self, call: Arm | None = None) -> None:
         """Start what is not up and bring every actor to the current weights; waits for all of them.
 

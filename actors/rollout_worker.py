@@ -99,7 +99,7 @@ class RolloutWorker:
 
 
 class RolloutGroup:
-    """All rollout workers of a loop; a context manager that leaves none behind."""
+    """All rollout workers of a loop; a context manager that starts them and leaves none behind."""
 
     def __init__(self, spec: RolloutModel, config: RolloutConfig) -> None:
         actor = ray.remote(num_cpus=config.cpus_per_worker, max_restarts=0, max_task_retries=0)(RolloutWorker)
@@ -112,6 +112,7 @@ class RolloutGroup:
         self.version = NONE
 
     def __enter__(self) -> RolloutGroup:
+        self.pool.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -63,7 +63,7 @@ class TeacherWorker:
 
 
 class TeacherGroup:
-    """All teacher workers of a loop; a context manager that leaves none behind."""
+    """All teacher workers of a loop; a context manager that starts them and leaves none behind."""
 
     def __init__(self, spec: TeacherModel, config: RolloutConfig) -> None:
         actor = ray.remote(num_cpus=config.teacher_cpus, max_restarts=0, max_task_retries=0)(TeacherWorker)
@@ -77,12 +77,13 @@ class TeacherGroup:
         )
 
     def __enter__(self) -> TeacherGroup:
+        self.pool.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> None:
+    def ready(self) -> None:
         """Wait until every worker is up.
 
         Raises:

@@ -108,7 +108,6 @@ class OnlineLoop:
         if self._teacher is not None:
             spec = TeacherModel(self._teacher, self._teacher, self._tokenizer_print, config.data.candidates)
             self._teachers = self._stack.enter_context(TeacherGroup(spec, rollout))
-            self._teachers.start()
         self._trainer = threading.Thread(target=self._train, daemon=True)
         self._trainer.start()
         self._stack.callback(self._trainer.join, rollout.timeout_s)
@@ -158,6 +157,8 @@ class OnlineLoop:
         The body calls :meth:`submit` once.
         """
         timeout = self.config.rollout.timeout_s
+        if self._teachers is not None:
+            self._teachers.ready()
         first = ray.get(self._store.wait_for.remote(0, timeout), timeout=2 * timeout).version
         with self.context.progress.task(self.stage, total=self.optim.steps, done=first) as bar:
             for step in range(first, self.optim.steps):

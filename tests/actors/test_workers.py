@@ -171,7 +171,7 @@ def test_teacher_scores_survive_a_lost_worker(folder: Path, all_free: Callable[[
     reference = score_responses(tiny_model(1, scale=20), PROMPTS, responses, VOCABULARY, 5, CHUNK)
     spec = TeacherModel(folder, folder, tokenizer_fingerprint(make_tokenizer()), 4)
     with TeacherGroup(spec, CONFIG) as teacher:
-        teacher.start()
+        teacher.ready()
         first = teacher.score(PROMPTS, responses, 5, CHUNK)
         ray.kill(teacher.pool.actors[0])
         second = teacher.score(PROMPTS, responses, 5, CHUNK)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny import GRID, VOCABULARY, tiny_model, tiny_prompts
 
+from dgr2.decoding.block_row import BlockRow
 from dgr2.decoding.decoder import Decoder
 from dgr2.decoding.policy import DecodePolicy, ar_policy, restricted
-from dgr2.decoding.rows import BlockRow
 from dgr2.errors import ConfigError, DataError
 from dgr2.models.backbone import suppress
 

@@ -103,5 +103,3 @@ def test_what_cannot_work_is_refused():
         DecodePolicy("policy", 4, commit="best")
     with pytest.raises(ConfigError, match="cannot be sampled"):
         DecodePolicy("policy", 4, readout=True, temperature=1.0)
-    with pytest.raises(ConfigError, match="both thresholds 0"):
-        DecodePolicy("policy", 4, 0.5, verify=True, temperature=1.0)

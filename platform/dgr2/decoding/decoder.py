@@ -13,10 +13,12 @@ from transformers import Qwen3ForCausalLM
 
 from dgr2.config.schema import GridConfig
 from dgr2.data.vocabulary import Vocabulary
+from dgr2.decoding.block_row import BlockRow
 from dgr2.decoding.policy import DecodePolicy
 from dgr2.decoding.prompts import Prefilled, PromptStore, better_wait, head
-from dgr2.decoding.rows import ArRow, BlockRow, Row
+from dgr2.decoding.rows import ArRow, Row
 from dgr2.decoding.trajectory import Trajectory
+from dgr2.decoding.verified_row import VerifiedRow
 from dgr2.errors import DataError
 from dgr2.models.grid import BlockGrid
 from dgr2.models.inference import InferenceModel, require_compiler
@@ -92,7 +94,7 @@ class Decoder:
                 mask id, or a number of candidates that has no labels.
         """
         BlockGrid(self.grid.block_size).refine(policy.block_size)
-        kind = ArRow if policy.name == "ar" else BlockRow
+        kind = ArRow if policy.name == "ar" else VerifiedRow if policy.verify else BlockRow
         rows: list[Row] = [
             kind(i, list(prompt), count, policy, self.vocabulary, self.grid, seed)
             for i, (prompt, count) in enumerate(zip(prompts, candidates, strict=True))

@@ -39,8 +39,8 @@ class DecodePolicy:
         commit: Rule that chooses the positions; see ``COMMIT_RULES``.
         readout: The answer is the order of its anchor's probabilities, without another forward.
         verify: The commit forward of a block, which is the AR model, takes back what AR decoding would not
-            have written: the response is that of AR decoding, token for token. Levels of 0 draft a block in
-            one forward, which is fastest.
+            have written: the response is that of AR decoding, token for token (in distribution, where tokens
+            are drawn). A block is drafted in one forward then, whatever the commit rule and the levels.
     """
 
     name: str
@@ -64,12 +64,6 @@ class DecodePolicy:
             raise ConfigError("decode block size must be positive")
         if self.temperature > 0 and self.readout:
             raise ConfigError("a readout is the order of probabilities: it cannot be sampled")
-        one_forward = self.commit == "threshold" and self.threshold == self.answer_threshold == 0
-        if self.temperature > 0 and self.verify and not one_forward:
-            raise ConfigError(
-                "sampling can be verified for drafts made in one forward only: commit rule 'threshold', both "
-                "thresholds 0"
-            )
 
     @property
     def rules(self) -> bool:
@@ -95,10 +89,7 @@ def ar_policy(permutation: bool = True, temperature: float = 0.0, readout: bool 
 
 def shipped_policy(decode: DecodeConfig, grid: GridConfig) -> DecodePolicy:
     """The policy that serving uses."""
-    slots = replace(rollout_policy(decode, grid, 0.0), readout=decode.readout)
-    if not decode.verify:
-        return slots
-    return replace(slots, verify=True, commit="threshold", threshold=0.0, answer_threshold=0.0)
+    return replace(rollout_policy(decode, grid, 0.0), readout=decode.readout, verify=decode.verify)
 
 
 def rollout_policy(decode: DecodeConfig, grid: GridConfig, temperature: float) -> DecodePolicy:
