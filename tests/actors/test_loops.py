@@ -120,7 +120,7 @@ def test_rl_runs_on_the_distilled_student(made):
         again(run, config, "opd")
     assert not same(again(run, config, "rl"), weights(run, "opd"))
     lines = [line for line in run.metrics_file.read_text().splitlines() if '"stage": "rl"' in line]
-    assert '"ratio": ' in lines[0] and '"reward": ' in lines[0]
+    assert '"reward": ' in lines[0] and any('"ratio": ' in line for line in lines)  # where groups differ
     assert free() and threading.active_count() < 50
 
 

@@ -172,7 +172,7 @@ class TeacherConfig:
 class CftConfig:
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=420))
     """Optimisation of the conversion."""
-    alpha: float = 1.0
+    alpha: float = 0.5
     """Weight of the diffusion loss beside the AR loss."""
     full_mask_share: float = 0.25
     """Share of extra fully masked blocks, the first state of every decode."""
@@ -224,7 +224,7 @@ class OpdConfig:
     confidence_weight: float = 1.0
     """At visited states, weight of the entropy of right guesses and of the unlikelihood of wrong ones: sure
     where it is right, the student commits more tokens a forward."""
-    ar_weight: float = 0.5
+    ar_weight: float = 2.0
     """Weight of the divergence on the clean stream (AR mode and anchors)."""
     correct_answers: bool = True
     """Remove identifiers already placed, left or visible right, from the teacher in answer slots."""
@@ -241,7 +241,7 @@ class OpdConfig:
 @dataclass
 class RlConfig:
     optim: OptimConfig = field(
-        default_factory=lambda: OptimConfig(steps=20, batch_size=64, learning_rate=2e-5, checkpoint_every=10)
+        default_factory=lambda: OptimConfig(steps=16, batch_size=64, learning_rate=2e-5, checkpoint_every=10)
     )
     """Optimisation; ``batch_size`` is the rollouts of a step, whole groups."""
     group: int = 8

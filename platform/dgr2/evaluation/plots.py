@@ -90,13 +90,14 @@ def _sweep(report: Mapping, swept: str) -> Figure:
     accuracy.errorbar(speed, values, yerr=errors, **line)
     validity.errorbar(speed, [point["validity"] for point in points], **line)
     for place, i in enumerate(np.argsort(speed)):
-        tau = f"{points[i]['threshold']:g}"
-        above = {"xytext": (0, 5 + 10 * (place % 3)), "ha": "center"}  # neighbours apart
-        for axes, height, where in (
-            (accuracy, recall[i]["ci95"][1], above),
-            (validity, points[i]["validity"], {"xytext": (8, 1), "ha": "left"}),
-        ):
-            axes.annotate(tau, (speed[i], height), fontsize=8, textcoords="offset points", **where)
+        low, high = recall[i]["ci95"]
+        above = place % 2 == 0  # neighbours apart
+        where = {"xytext": (0, 6), "va": "bottom"} if above else {"xytext": (0, -6), "va": "top"}
+        for axes, height in ((accuracy, high if above else low), (validity, points[i]["validity"])):
+            axes.annotate(
+                f"{points[i]['threshold']:g}", (speed[i], height),
+                textcoords="offset points", ha="center", fontsize=8, **where,
+            )  # fmt: skip
     for name, marker, colour, label in (
         (swept, "*", _ORANGE, "as shipped, all instances"),
         (f"{swept}_ar", "s", _GREY, "its AR mode, all instances"),
