@@ -224,7 +224,7 @@ class OpdConfig:
     confidence_weight: float = 1.0
     """At visited states, weight of the entropy of right guesses and of the unlikelihood of wrong ones: sure
     where it is right, the student commits more tokens a forward."""
-    ar_weight: float = 2.0
+    ar_weight: float = 0.5
     """Weight of the divergence on the clean stream (AR mode and anchors)."""
     correct_answers: bool = True
     """Remove identifiers already placed, left or visible right, from the teacher in answer slots."""
