@@ -217,14 +217,14 @@ class OpdConfig:
     """Teacher log-probabilities kept a token; the rest is one tail event."""
     copies: int = 2
     """Visited states replayed a rollout: one drawn step of every block in each."""
-    first_state_share: float = 0.25
-    """Share of replayed states that are a block's first, where parallel decoding is hardest."""
+    first_state_share: float = 0.5
+    """Share of replayed states that are a block's first, from which verified decoding drafts it whole."""
     answer_weight: float = 3.0
     """Weight of answer blocks in the divergence at visited states."""
     confidence_weight: float = 1.0
-    """At visited states, weight of the entropy of right guesses and of the unlikelihood of wrong ones: sure
+    """At visited states, weight of the entropy of right guesses and of the cross-entropy of wrong ones: sure
     where it is right, the student commits more tokens a forward."""
-    ar_weight: float = 0.5
+    ar_weight: float = 1.0
     """Weight of the divergence on the clean stream (AR mode and anchors)."""
     correct_answers: bool = True
     """Remove identifiers already placed, left or visible right, from the teacher in answer slots."""

@@ -196,15 +196,14 @@ def _term(
 def confidence_loss(logp: Tensor, tokens: Tensor) -> Tensor:
     """What each position's confidence costs, in nats: ``[n]``.
 
-    Where its best guess is the token committed in the end, the entropy (certainty-forcing of dParallel, arXiv
-    2509.26488), so that it is committed earlier; else the unlikelihood ``-log(1 - p)`` of the guess (arXiv
-    1908.04319), so that it waits.
+    Where its best guess is the token committed in the end, the entropy, so that it is committed earlier; else
+    the cross-entropy of that token (certainty-forcing and consistency of dParallel, arXiv 2509.26488). In
+    verified rollouts that token is what the student's AR mode writes: drafts follow what verifies them.
 
     Args:
         logp: ``[n, vocabulary]`` log-probabilities.
         tokens: ``[n]`` tokens that the decode committed.
     """
     entropy = -(logp.exp() * logp.clamp_min(FLOOR)).sum(-1)
-    top, best = logp.max(-1)
-    unlikelihood = -torch.log1p(-top.exp().clamp_max(1 - 1e-4))
-    return torch.where(best == tokens, entropy, unlikelihood)
+    surprise = -logp.gather(-1, tokens[:, None]).squeeze(-1)
+    return torch.where(logp.argmax(-1) == tokens, entropy, surprise)
