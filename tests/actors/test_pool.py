@@ -116,6 +116,14 @@ def test_a_worker_that_dies_in_its_work_is_replaced_and_armed(pool: MakePool, tm
         assert squares(workers, 4) == SQUARES
 
 
+def kill(actor: Any) -> None:
+    """Kill an actor and wait until it is dead."""
+    ray.kill(actor)
+    with pytest.raises(ray.exceptions.RayActorError):
+        while True:
+            ray.get(actor.__ray_ready__.remote(), timeout=60)
+
+
 def test_a_worker_killed_from_outside_is_replaced_and_armed(pool: MakePool) -> None:
     with pool() as workers:
         arm(workers, 0)
@@ -124,7 +132,7 @@ def test_a_worker_killed_from_outside_is_replaced_and_armed(pool: MakePool) -> N
 
         def call(actor: Any, x: int) -> ray.ObjectRef:
             if x == 5 and workers.replacements == 1:
-                ray.kill(actor)  # before the call, which might be done sooner than the actor is dead
+                kill(actor)  # else the call might be done sooner than the actor is dead
             return actor.square.remote(0, x)
 
         assert workers.map(call, CHUNKS) == SQUARES and workers.replacements == 2
