@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.actor import ActorHandle
@@ -308,3 +308,20 @@ class Pool:
                 f"{self.name}, {job.key}: given up after {job.losses} tries; first cause: {job.first_cause}"
             )
         waiting.appendleft(job)
+
+
+class Group:
+    """The workers of a loop behind their pool; a context manager that starts them and leaves none behind."""
+
+    pool: Pool
+
+    def __enter__(self) -> Self:
+        self.pool.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers."""
+        self.pool.close()

@@ -12,7 +12,7 @@ import ray
 import torch
 from ray.actor import ActorHandle
 
-from dgr2.actors.pool import Pool
+from dgr2.actors.pool import Group, Pool
 from dgr2.actors.weight_store import NONE, Weights
 from dgr2.config.schema import GridConfig, RolloutConfig
 from dgr2.data.tokenizer import load_tokenizer
@@ -98,8 +98,8 @@ class RolloutWorker:
         return self._decoder.decode(prompts, candidates, DecodePolicy(**policy), batch_size, seed=seed)
 
 
-class RolloutGroup:
-    """All rollout workers of a loop; a context manager that starts them and leaves none behind."""
+class RolloutGroup(Group):
+    """All rollout workers of a loop."""
 
     def __init__(self, spec: RolloutModel, config: RolloutConfig) -> None:
         actor = ray.remote(num_cpus=config.cpus_per_worker, max_restarts=0, max_task_retries=0)(RolloutWorker)
@@ -110,13 +110,6 @@ class RolloutGroup:
         asked = {"CPU": config.cpus_per_worker}
         self.pool = Pool("rollout workers", make, config.workers, config.timeout_s, config.retries, asked)
         self.version = NONE
-
-    def __enter__(self) -> RolloutGroup:
-        self.pool.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def arm(self, weights: Weights) -> None:
         """Bring every worker to these weights; replacements get the same ones."""
@@ -154,10 +147,6 @@ class RolloutGroup:
             return actor.generate.remote(version, payload[0], payload[1], record, payload[2], chunk)
 
         return [trajectory for part in self.pool.map(call, work) for trajectory in part]
-
-    def close(self) -> None:
-        """End all workers."""
-        self.pool.close()
 
 
 def _name(key: Sequence[int]) -> str:

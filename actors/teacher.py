@@ -11,7 +11,7 @@ import ray
 import torch
 from ray.actor import ActorHandle
 
-from dgr2.actors.pool import Pool
+from dgr2.actors.pool import Group, Pool
 from dgr2.config.schema import RolloutConfig
 from dgr2.data.tokenizer import load_tokenizer
 from dgr2.data.vocabulary import Vocabulary
@@ -62,8 +62,8 @@ class TeacherWorker:
         return score_responses(self._model, prompts, responses, self._vocabulary, top_k, micro_batch_size)
 
 
-class TeacherGroup:
-    """All teacher workers of a loop; a context manager that starts them and leaves none behind."""
+class TeacherGroup(Group):
+    """All teacher workers of a loop."""
 
     def __init__(self, spec: TeacherModel, config: RolloutConfig) -> None:
         actor = ray.remote(num_cpus=config.teacher_cpus, max_restarts=0, max_task_retries=0)(TeacherWorker)
@@ -75,13 +75,6 @@ class TeacherGroup:
         self.pool = Pool(
             "teacher workers", make, config.teacher_workers, config.timeout_s, config.retries, asked
         )
-
-    def __enter__(self) -> TeacherGroup:
-        self.pool.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def ready(self) -> None:
         """Wait until every worker is up.
@@ -110,7 +103,3 @@ class TeacherGroup:
             return actor.score.remote(*payload, top_k, chunk)
 
         return [scores for part in self.pool.map(call, work) for scores in part]
-
-    def close(self) -> None:
-        """End all workers."""
-        self.pool.close()
