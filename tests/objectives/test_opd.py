@@ -72,15 +72,25 @@ def test_first_states_are_drawn_by_their_share():
 def test_right_guesses_become_surer_and_wrong_ones_give_way():
     logits = torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]], requires_grad=True)
     tokens = torch.tensor([0, 1])
-    loss = confidence_loss(logits.log_softmax(-1), tokens)
+    trace = torch.tensor([False, False])
+    loss = confidence_loss(logits.log_softmax(-1), tokens, trace)
     p = logits.detach().softmax(-1)
     assert loss[0].item() == pytest.approx(float(-(p[0] * p[0].log()).sum()))
     assert loss[1].item() == pytest.approx(-np.log(float(p[1, 1])))
     loss.sum().backward()
     assert logits.grad[0, 0] < 0 < logits.grad[1, 0] and logits.grad[1, 1] < 0
     blocked = torch.tensor([[2.0, float("-inf"), 0.0]], requires_grad=True)
-    confidence_loss(blocked.log_softmax(-1), torch.tensor([0])).sum().backward()
+    confidence_loss(blocked.log_softmax(-1), torch.tensor([0]), torch.tensor([False])).sum().backward()
     assert torch.isfinite(blocked.grad).all()
+
+
+def test_right_answer_slots_are_not_made_surer_and_wrong_ones_give_way():
+    logits = torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]], requires_grad=True)
+    loss = confidence_loss(logits.log_softmax(-1), torch.tensor([0, 1]), torch.tensor([True, True]))
+    assert loss[0].item() == 0.0
+    assert loss[1].item() == pytest.approx(-float(logits.detach().log_softmax(-1)[1, 1]))
+    loss.sum().backward()
+    assert not logits.grad[0].any() and logits.grad[1, 1] < 0 < logits.grad[1, 0]
 
 
 def test_placed_identifiers_left_and_visible_right():

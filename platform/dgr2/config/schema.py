@@ -222,8 +222,8 @@ class OpdConfig:
     answer_weight: float = 3.0
     """Weight of answer blocks in the divergence at visited states."""
     confidence_weight: float = 1.0
-    """At visited states, weight of the entropy of right guesses and of the cross-entropy of wrong ones: sure
-    where it is right, the student commits more tokens a forward."""
+    """At visited states, weight of the cross-entropy of wrong guesses and, in the trace, of the entropy of
+    right ones: sure where it is right, the student commits more tokens a forward."""
     ar_weight: float = 1.0
     """Weight of the divergence on the clean stream (AR mode and anchors)."""
     correct_answers: bool = True

@@ -132,7 +132,8 @@ def opd_loss(
     columns = torch.arange(rows.response)
     anchors = columns % replay.block_size == 0
     opened = torch.tensor([rows.response if t.answer_start is None else t.answer_start for t in trajectories])
-    weight = torch.where(columns < opened[:, None], 1.0, config.answer_weight)
+    answers = columns >= opened[:, None]
+    weight = torch.where(answers, config.answer_weight, 1.0)
     # the clean stream is causal: nothing to the right is visible there
     clean = _term(
         model,
@@ -162,7 +163,7 @@ def opd_loss(
             scores,
             vocabulary,
             config,
-            config.confidence_weight,
+            answers,
         )
         total = total + term / len(states)
     return total + config.ar_weight * clean, {"opd": total.item(), "opd_ar": clean.item()}
@@ -179,8 +180,9 @@ def _term(
     scores: TeacherScores,
     vocabulary: Vocabulary,
     config: OpdConfig,
-    confidence: float = 0.0,
+    answers: Tensor | None = None,
 ) -> Tensor:
+    """The divergence, at visited states (``answers`` given) with the confidence term: the weighted sum."""
     ids, top, tail = scores.ids[keep], scores.top[keep], scores.tail[keep]
     if config.correct_answers:
         banned = placed_identifiers(replay, trajectories, visible, vocabulary)
@@ -188,22 +190,27 @@ def _term(
     logp = log_probabilities(model, source[keep], vocabulary)
     teacher = teacher_events(top, tail, config.teacher_temperature)
     loss = divergence(teacher, student_events(logp, ids), config.divergence, config.beta)
-    if confidence:
-        loss = loss + confidence * confidence_loss(logp, replay.clean[keep])
+    if answers is not None and config.confidence_weight:
+        loss = loss + config.confidence_weight * confidence_loss(logp, replay.clean[keep], answers[keep])
     return (weight[keep] * loss).sum()
 
 
-def confidence_loss(logp: Tensor, tokens: Tensor) -> Tensor:
+def confidence_loss(logp: Tensor, tokens: Tensor, answers: Tensor) -> Tensor:
     """What each position's confidence costs, in nats: ``[n]``.
 
-    Where its best guess is the token committed in the end, the entropy, so that it is committed earlier; else
-    the cross-entropy of that token (certainty-forcing and consistency of dParallel, arXiv 2509.26488). In
-    verified rollouts that token is what the student's AR mode writes: drafts follow what verifies them.
+    Where its best guess is not the token committed in the end, the cross-entropy of that token; else, in the
+    trace, the entropy, so that it is committed earlier (consistency and certainty-forcing of dParallel, arXiv
+    2509.26488). In verified rollouts that token is what the student's AR mode writes: drafts follow what
+    verifies them.
+
+    Slots of an answer are not forced to be sure where they are right: slots that are filled together exclude
+    each other, and two that are sure of near-tied identifiers commit the same one twice.
 
     Args:
         logp: ``[n, vocabulary]`` log-probabilities.
         tokens: ``[n]`` tokens that the decode committed.
+        answers: bool ``[n]``, which positions are in the answer.
     """
-    entropy = -(logp.exp() * logp.clamp_min(FLOOR)).sum(-1)
+    entropy = -(logp.exp() * logp.clamp_min(FLOOR)).sum(-1).masked_fill(answers, 0.0)
     surprise = -logp.gather(-1, tokens[:, None]).squeeze(-1)
     return torch.where(logp.argmax(-1) == tokens, entropy, surprise)
