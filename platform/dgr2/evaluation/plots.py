@@ -92,12 +92,17 @@ def _sweep(report: Mapping, swept: str) -> Figure:
     for place, i in enumerate(np.argsort(speed)):
         low, high = recall[i]["ci95"]
         above = place % 2 == 0  # neighbours apart
-        where = {"xytext": (0, 6), "va": "bottom"} if above else {"xytext": (0, -6), "va": "top"}
-        for axes, height in ((accuracy, high if above else low), (validity, points[i]["validity"])):
-            axes.annotate(
-                f"{points[i]['threshold']:g}", (speed[i], height),
-                textcoords="offset points", ha="center", fontsize=8, **where,
-            )  # fmt: skip
+        side = 1 if above else -1
+        text = {"text": f"{points[i]['threshold']:g}", "textcoords": "offset points", "fontsize": 8}
+        text["va"] = "bottom" if above else "top"
+        accuracy.annotate(
+            xy=(speed[i], high if above else low), xytext=(0, 6 * side), ha="center", rotation=90, **text
+        )
+        # the curve falls: free of it to the upper right and to the lower left
+        validity.annotate(
+            xy=(speed[i], points[i]["validity"]), xytext=(3 * side, 3 * side),
+            ha="left" if above else "right", **text,
+        )  # fmt: skip
     for name, marker, colour, label in (
         (swept, "*", _ORANGE, "as shipped, all instances"),
         (f"{swept}_ar", "s", _GREY, "its AR mode, all instances"),
