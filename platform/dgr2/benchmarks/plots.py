@@ -72,9 +72,11 @@ def _accuracy(axes: Axes, figures: Figures) -> None:
         points = sorted(zip(names, speed, recall, strict=True), key=lambda point: point[1])
         for place, (name, x, r) in enumerate(points):
             if name in taus:
+                side = 1 if place % 2 == 0 else -1  # neighbours apart
                 axes.annotate(
-                    name.removeprefix("native_tau"), (x, float(r["high"])), fontsize=8, ha="center",
-                    xytext=(0, 3 + 10 * (place % 3)), textcoords="offset points",  # neighbours apart
+                    name.removeprefix("native_tau"), (x, float(r["high" if side > 0 else "low"])),
+                    xytext=(0, 3 * side), textcoords="offset points", fontsize=8, rotation=90, ha="center",
+                    va="bottom" if side > 0 else "top",
                 )  # fmt: skip
     axes.legend(frameon=False, fontsize=8, loc="lower left")
     axes.margins(x=0.12, y=0.25)
